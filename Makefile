@@ -1,0 +1,42 @@
+# `make demo` and `make test` each set up everything they need, once, in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test test-all bench lint format clean
+
+help:
+	@echo "make demo      prune a network on handwritten digits with every kind of method, and compare"
+	@echo "make test      linters, types and tests"
+	@echo "make test-all  the same, with the long campaigns"
+	@echo "make bench     the benchmarks; figures go to results/"
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/digits.py
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -q -n 2
+
+test-all: $(READY) lint
+	$(BIN)/python -m pytest -q -n 2 -m ""
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/core.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,54 @@
+"""The command `driveprune`: one short function a command."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from driveprune import methods as known
+from driveprune.mask import all_weights, kept_weights, sparsity
+from driveprune.netfile import read
+
+app = typer.Typer(help="Neural networks that are small from the start.", no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def _main() -> None:
+    """Neural networks that are small from the start."""
+
+
+@app.command()
+def methods() -> None:
+    """List the methods of pruning, with their knobs."""
+    table = Table("method", "what it does", "knobs and defaults", show_lines=True)
+    for name in known.names():
+        about = inspect.getdoc(import_module(f"driveprune.methods.{name}")) or ""
+        knobs = "\n".join(f"{knob} = {default}" for knob, default in known.knobs(name).items())
+        table.add_row(f"[bold]{name}[/]", about.partition(": ")[2], knobs)
+    Console().print(table)
+
+
+@app.command()
+def show(file: Annotated[Path, typer.Argument(help="a file written by driveprune.save")]) -> None:
+    """Show what is kept in a pruned network's file, layer by layer."""
+    try:
+        _, mask = read(file)
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    table = Table("layer", "weights", "kept", "density")
+    for name, kept in mask.items():
+        density = int(kept.count_nonzero()) / kept.numel()
+        bar = "█" * round(20 * density)
+        table.add_row(name, f"{kept.numel():,}", f"{int(kept.count_nonzero()):,}", f"{100 * density:6.2f}% {bar}")
+    console = Console()
+    console.print(table)
+    console.print(f"{kept_weights(mask):,} of {all_weights(mask):,} weights, sparsity {sparsity(mask):.4g}")
+    for key, value in mask.provenance.items():
+        console.print(f"[bold]{key}[/]: {value}")

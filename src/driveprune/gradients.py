@@ -1,0 +1,275 @@
+"""Gradients of the loss for scoring: averaged over batches, and without a trace in the model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from driveprune.mask import Loss, owners, parameters, unwrap
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """The default loss: the model's logits of x against the classes y, for a batch (x, y)."""
+    if not (isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
+        raise ValueError(
+            f"a batch must be a pair of tensors (inputs, classes), got {_describe(batch)}; "
+            "for other batches and losses pass loss=, a function of (model, batch)"
+        )
+    device = next(model.parameters()).device
+    x, y = (part.to(device, non_blocking=True) for part in batch)
+    return F.cross_entropy(model(x), y)
+
+
+def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
+    """One batch after the other, from the start again when they end; a one-shot iterator that ends raises."""
+    if batches is None:
+        raise ValueError("this method looks at data: pass batches, a list of batches or a data loader")
+    if isinstance(batches, tuple) and batches and all(isinstance(part, Tensor) for part in batches):
+        raise ValueError("batches must be a collection of batches, got one batch: pass [(x, y)]")
+    served = 0
+    while True:
+        before = served
+        for batch in batches:
+            served += 1
+            yield batch
+        if served == 0:
+            raise ValueError("batches is empty: there is nothing to score with")
+        if served == before or iter(batches) is batches:
+            raise ValueError(
+                f"the batch iterator ran out after {served} batches: pass something that can be iterated again, "
+                "such as a list or a data loader"
+            )
+
+
+def batch_size(batch: Any) -> int:
+    """How many examples a batch holds: the length of the first tensor in it (1 where there is none)."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else 1
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        parts = batch
+    return next((batch_size(part) for part in parts if isinstance(part, Tensor | Mapping | Sequence)), 1)
+
+
+def gradients(
+    model: nn.Module,
+    names: Iterable[str],
+    batches: Iterator[Any],
+    *,
+    loss: Loss,
+    count: int = 1,
+    combine: Literal["mean", "squares"] = "mean",
+) -> dict[str, Tensor]:
+    """The gradient g of the loss for the named parameters, over the next `count` batches.
+
+    "mean" treats the batches as one large batch: the mean of their gradients, weighted by their sizes.
+    "squares" gives √Σ_b g_b², which is formed without squaring, so that nothing underflows. Half-precision
+    gradients are combined in float32.
+    """
+    if combine not in ("mean", "squares"):
+        raise ValueError(f'combine must be "mean" or "squares", got {combine!r}')
+    weights = _named(model, names)
+    total: dict[str, Tensor] = {}
+    examples = 0
+    with differentiable(weights.values()):
+        for batch in islice(batches, count):
+            new = batch_size(batch)
+            own = dict(zip(weights, _gradient(model, list(weights.values()), batch, loss), strict=True))
+            if not total:
+                total = {name: _at_least_float32(g) for name, g in own.items()}
+            elif combine == "squares":
+                total = {name: torch.hypot(t, own[name].to(t.dtype)) for name, t in total.items()}
+            else:
+                for name, t in total.items():
+                    t.lerp_(own[name].to(t.dtype), new / (examples + new))
+            examples += new
+    return total
+
+
+def hessian_gradients(
+    model: nn.Module, names: Iterable[str], batches: Iterator[Any], *, loss: Loss, count: int = 1
+) -> dict[str, Tensor]:
+    """The Hessian of the loss times its gradient, H·g, both over the same `count` batches as one."""
+    drawn = list(islice(batches, count))
+    sizes = [batch_size(batch) for batch in drawn]
+    names = list(names)
+    g = gradients(model, names, iter(drawn), loss=loss, count=count)
+    weights = _named(model, names)
+    product = {name: torch.zeros_like(g[name]) for name in names}
+    with differentiable(weights.values()):
+        for batch, size in zip(drawn, sizes, strict=True):
+            own = _gradient(model, list(weights.values()), batch, loss, twice=True)
+            dot = sum(
+                ((o * g[name].to(o.dtype)).sum() for name, o in zip(names, own, strict=True)), torch.tensor(0.0)
+            )
+            for name, h in zip(names, _grad(dot, list(weights.values())), strict=True):
+                product[name].add_(h.to(product[name].dtype), alpha=size / sum(sizes))
+    return product
+
+
+def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
+    known = parameters(model)
+    return {name: known[name] for name in names}
+
+
+def _gradient(
+    model: nn.Module, weights: list[nn.Parameter], batch: Any, loss: Loss, twice: bool = False
+) -> list[Tensor]:
+    value = loss(model, batch)
+    if not (isinstance(value, Tensor) and value.numel() == 1):
+        raise ValueError(f"loss must return a scalar tensor, got {_describe(value)}")
+    if not value.isfinite():
+        raise ValueError(f"the loss is {value.item()} on a scoring batch; {_first_bad_layer(model, batch, loss)}")
+    return _grad(value, weights, twice)
+
+
+def _grad(value: Tensor, weights: list[nn.Parameter], twice: bool = False) -> list[Tensor]:
+    if not value.requires_grad:
+        return [torch.zeros_like(weight) for weight in weights]
+    found = torch.autograd.grad(value.sum(), weights, create_graph=twice, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.element_size() < 4 else tensor
+
+
+def _first_bad_layer(model: nn.Module, batch: Any, loss: Loss) -> str:
+    """Say which weight or which layer's output is the first that is not finite."""
+    for name, weight in parameters(model).items():
+        if not weight.isfinite().all():
+            return f"the weights of {name} hold NaN or infinity"
+    bad: list[str] = []
+    with ExitStack() as hooks, torch.no_grad():
+        for path, module in owners(model):
+
+            def look(_: nn.Module, __: Any, output: Any, path: str = path) -> None:
+                if isinstance(output, Tensor) and not output.isfinite().all():
+                    bad.append(path.rstrip("."))
+
+            hooks.callback(module.register_forward_hook(look).remove)
+        loss(model, batch)
+    return (
+        f"the first layer with such an output is {bad[0] or 'the model itself'}" if bad else "its layers are finite"
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+@contextmanager
+def differentiable(weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Frozen weights take part in differentiation for a while; gradients are enabled, whatever surrounds."""
+    frozen = [weight for weight in weights if not weight.requires_grad]
+    try:
+        for weight in frozen:
+            weight.requires_grad_(True)
+        with torch.enable_grad(), torch.inference_mode(False):
+            yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
+
+
+@contextmanager
+def scoring(model: nn.Module, seed: int) -> Iterator[nn.Module]:
+    """The unwrapped model as in training but with dropout off; afterwards no trace of what was done with it.
+
+    Training flags, buffers (running statistics), rates of recurrent dropout, gradients and the random state of
+    torch, numpy and Python are put back. Inside, all three are seeded, so that loaders and augmentation repeat.
+    A model in evaluation mode is scored in training mode; a frozen normalisation layer of a model in training
+    stays as it is.
+    """
+    model = unwrap(model)
+    with _same_flags(model), _same_buffers(model), _same_gradients(model), seeded(model, seed):
+        if not model.training:
+            model.train()
+        for module in model.modules():
+            if isinstance(module, _DropoutNd | nn.MultiheadAttention):
+                module.training = False
+            elif isinstance(module, nn.RNNBase):
+                module.dropout = 0.0
+        yield model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """All modules in evaluation mode for a while."""
+    with _same_flags(model):
+        model.eval()
+        yield
+
+
+@contextmanager
+def _same_flags(model: nn.Module) -> Iterator[None]:
+    flags = [(module, module.training) for module in model.modules()]
+    dropout = [(module, module.dropout) for module in model.modules() if isinstance(module, nn.RNNBase)]
+    try:
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training
+        for module, rate in dropout:
+            module.dropout = rate
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    kept = [
+        (module, name, buffer, None if buffer is None else buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in kept:
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
+                module._buffers[name] = buffer
+
+
+@contextmanager
+def _same_gradients(model: nn.Module) -> Iterator[None]:
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+@contextmanager
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """The random state of torch, numpy and Python seeded for a while, and put back afterwards."""
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    kind = next((device.type for device in devices), "cuda")
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,212 @@
+"""Keeping zeros zero, under any optimiser.
+
+Gradients are masked as they are accumulated, so that clipping, gradient accumulation, scaling and closures see
+only kept weights; once more before a step, for gradients that were set by hand; weights are set to zero again
+after each step, for optimisers that move weights without a gradient; the optimiser's state is zero at removed
+places, also after it was loaded. The network stays an ordinary network: no wrappers, no renamed parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from driveprune.mask import Mask, bits, check_fits, owners, zero_removed
+
+Optimizers = Optimizer | Iterable[Optimizer] | None
+
+
+def hold(model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) -> Held:
+    """Set the removed weights of a model to zero and keep them there while it trains.
+
+    Args:
+        model: the network, compiled or not.
+        optimizer: the optimiser of its weights, several of them, or None.
+        mask: name -> True where the weight is kept.
+
+    >>> net = nn.Linear(2, 1)
+    >>> optimizer = torch.optim.Adam(net.parameters(), weight_decay=0.1)
+    >>> held = hold(net, optimizer, {"weight": torch.tensor([[True, False]])})
+    >>> net(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> net.weight[0, 1].item()
+    0.0
+    >>> held.release()  # from now on, all weights move
+
+    """
+    return Held(model, optimizer, mask)
+
+
+class Held:
+    """A hold on a network: `mask` is what is kept; `update` changes it, `release` lets go."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) -> None:
+        weights = check_fits(model, mask)
+        self._optimizers = listed(optimizer)
+        for name, weight in weights.items():
+            if any(isinstance(hook, _MaskGradient) for hook in _hooks(weight)):
+                raise ValueError(f"{name} is held already: call update(mask) or release() on that hold")
+        self._keepers = {name: _Keeper(weight, mask[name]) for name, weight in weights.items()}
+        self._mask = Mask(mask)
+        self._handles = [handle for one in self._optimizers for handle in self._watch(one)]
+        self._handles += [
+            module.register_load_state_dict_post_hook(_AfterLoad(self, prefix))  # type: ignore[no-untyped-call]
+            for prefix, module in owners(model)
+            if any(prefix + leaf in self._keepers for leaf in module._parameters)
+        ]
+        self.clean()
+
+    @property
+    def mask(self) -> Mask:
+        """What is kept."""
+        return self._mask
+
+    def update(self, mask: Mapping[str, Tensor]) -> None:
+        """Hold another mask of the same weights from now on."""
+        if missing := sorted(mask.keys() ^ self._keepers.keys()):
+            raise ValueError(f"the new mask must be for the same weights as the old one; {missing[0]} is not in both")
+        for name, keeper in self._keepers.items():
+            if mask[name].shape != keeper.weight.shape or mask[name].dtype != torch.bool:
+                raise ValueError(
+                    f"the mask of {name} must be boolean of shape {tuple(keeper.weight.shape)}, "
+                    f"got {mask[name].dtype} of shape {tuple(mask[name].shape)}"
+                )
+        for name, keeper in self._keepers.items():
+            keeper.keep(mask[name])
+        self._mask = Mask(mask)
+        self.clean()
+
+    def release(self) -> None:
+        """Let go: weights stay as they are, and train freely from now on."""
+        for handle in (*self._handles, *(keeper.handle for keeper in self._keepers.values())):
+            handle.remove()
+        self._handles.clear()
+
+    def clean(self) -> None:
+        """Set everything to zero at removed places: weights, gradients and the optimisers' state."""
+        for keeper in self._keepers.values():
+            keeper.clean(keeper.weight.data)
+        self._clean_gradients()
+        for optimizer in self._optimizers:
+            self._clean_state(optimizer)
+
+    def _watch(self, optimizer: Optimizer) -> list[Any]:
+        return [
+            optimizer.register_step_pre_hook(lambda *_: self._clean_gradients()),
+            optimizer.register_step_post_hook(lambda *_: self._clean_weights()),
+            optimizer.register_load_state_dict_post_hook(self._clean_state),
+        ]
+
+    def _clean_weights(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.clean(keeper.weight.data)
+
+    def _clean_gradients(self) -> None:
+        for keeper in self._keepers.values():
+            if keeper.weight.grad is not None:
+                keeper.clean(keeper.weight.grad)
+
+    def _clean_state(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, LBFGS):
+            optimizer.state.clear()  # its history mixes all weights and describes another function
+            return
+        for keeper in self._keepers.values():
+            for value in optimizer.state.get(keeper.weight, {}).values():
+                if isinstance(value, Tensor) and value.shape == keeper.weight.shape:
+                    keeper.clean(value)
+
+    def _loaded(self, module: nn.Module, prefix: str) -> None:
+        """After load_state_dict of a module: zero again, also where the parameter is a new object."""
+        for leaf, parameter in module._parameters.items():
+            keeper = self._keepers.get(prefix + leaf)
+            if keeper is not None and parameter is not None:
+                keeper.take(parameter)
+                keeper.clean(parameter.data)
+
+
+def listed(optimizer: Optimizers) -> list[Optimizer]:
+    """The optimisers as a list, or an error that names what is none."""
+    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise TypeError(f"optimizer must be a torch optimiser, several of them or None, got {type(one).__name__}")
+    return optimizers
+
+
+def _hooks(weight: Tensor) -> list[Any]:
+    return list((getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
+class _Keeper:
+    """One weight and its mask, as bits in the layouts in which it was needed so far."""
+
+    def __init__(self, weight: nn.Parameter, kept: Tensor) -> None:
+        self.weight = weight
+        self.handle = self._register()
+        self.keep(kept)
+
+    def keep(self, kept: Tensor) -> None:
+        self._kept = kept.clone()
+        self._bits: dict[Any, Tensor] = {}
+
+    def take(self, weight: nn.Parameter) -> None:
+        if weight is not self.weight:
+            self.handle.remove()
+            self.weight = weight
+            self.handle = self._register()
+
+    def clean(self, tensor: Tensor) -> None:
+        """Set removed places to +0.0; a sparse gradient is left to the step after it."""
+        if tensor.layout is not torch.strided:
+            return
+        layout = (tensor.element_size(), tensor.stride(), tensor.device)
+        if layout not in self._bits:
+            if len(self._bits) == 2:  # gradient and weight may differ; anything older has been moved or cast
+                self._bits.clear()
+            self._bits[layout] = bits(self._kept, tensor.detach())
+        zero_removed(tensor.detach(), self._bits[layout])
+
+    def _register(self) -> Any:
+        if not self.weight.requires_grad:
+            return _Nothing()
+        return self.weight.register_post_accumulate_grad_hook(_MaskGradient(self.clean))  # type: ignore[no-untyped-call]
+
+
+class _MaskGradient:
+    """Masks a gradient as soon as it is there."""
+
+    def __init__(self, clean: Callable[[Tensor], None]) -> None:
+        self._clean = clean
+
+    def __call__(self, weight: Tensor) -> None:
+        if weight.grad is not None:
+            self._clean(weight.grad)
+
+
+class _AfterLoad:
+    """Reapplies a hold after a module's load_state_dict; copies and pickles of the module get a blank."""
+
+    def __init__(self, held: Held, prefix: str) -> None:
+        self._held, self._prefix = held, prefix
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        self._held._loaded(module, self._prefix)
+
+    def __deepcopy__(self, _: Any) -> Callable[..., None]:
+        return _blank
+
+    def __reduce__(self) -> str:
+        return "_blank"
+
+
+def _blank(*_: Any) -> None:
+    """The hook of a module that was copied from a held one: does nothing."""
+
+
+class _Nothing:
+    def remove(self) -> None:
+        """Nothing was registered."""

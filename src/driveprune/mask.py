@@ -1,0 +1,276 @@
+"""What is kept: which weights can be pruned, masks over them, and how sparse they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim.swa_utils import AveragedModel
+
+Scores = dict[str, Tensor]
+"""Parameter name -> score of each weight; higher is kept."""
+
+_WRAPPERS = {
+    OptimizedModule: "_orig_mod",
+    DataParallel: "module",
+    DistributedDataParallel: "module",
+    AveragedModel: "module",
+}
+_NEVER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_BY_INCLUDE_ONLY = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
+_PARAMETRISED = ("weight_g", "weight_v", "weight_orig")
+_LOOKUPS = ("pos", "emb", "token")
+
+
+class Mask(dict[str, Tensor]):
+    """Parameter name -> boolean tensor of the parameter's shape, True where the weight is kept.
+
+    A plain dictionary works wherever a mask is asked for; this one also remembers where it came from
+    (method, knobs, seed, sparsity, versions), and `driveprune.save` writes that down.
+    """
+
+    def __init__(self, kept: Mapping[str, Tensor] | None = None, provenance: Mapping[str, Any] | None = None):
+        super().__init__(kept or {})
+        self.provenance: dict[str, Any] = dict(provenance or getattr(kept, "provenance", {}))
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside torch.compile, DataParallel, DDP or an averaged copy.
+
+    >>> unwrap(nn.DataParallel(net := nn.Linear(2, 2))) is net
+    True
+    """
+    while type(model) in _WRAPPERS:
+        model = getattr(model, _WRAPPERS[type(model)])
+    return model
+
+
+def owners(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every module under its path in the unwrapped model; wrappers inside it leave no trace in the path."""
+    model = unwrap(model)
+    yield prefix, model
+    for name, child in model.named_children():
+        yield from owners(child, f"{prefix}{name}.")
+
+
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter once, under its first name in the unwrapped model."""
+    return {names[0]: parameter for parameter, names, _ in _occurrences(model)}
+
+
+def prunable(
+    model: nn.Module,
+    *,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    frozen: bool = False,
+) -> dict[str, nn.Parameter]:
+    """The weights that can be pruned, by name, each once.
+
+    Chosen are floating-point parameters with two or more dimensions, whatever module holds them: weights of
+    linear layers, convolutions, recurrent layers, attention projections and of modules of your own. Never
+    chosen are biases and the parameters of normalisation layers. Embeddings, tables of positions and tokens,
+    and tensors below a parametrisation count only if a pattern of `include` names them. `exclude` leaves
+    names out. Patterns are those of the shell (`"layer4.*"`). Frozen parameters are left alone unless
+    `frozen=True`.
+
+    >>> list(prunable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))))
+    ['0.weight', '3.weight']
+    """
+    include, exclude = _patterns(include), _patterns(exclude)
+    chosen: dict[str, nn.Parameter] = {}
+    used: set[str] = set()
+    for parameter, names, modules in _occurrences(model):
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"{names[0]} has no shape yet (a lazy module): run one forward first")
+        if not _can_be_pruned(parameter, modules):
+            continue
+        named = _matching(include, names)
+        unwanted = _matching(exclude, names)
+        used |= named | unwanted
+        if unwanted or not (named or _chosen_by_default(parameter, names, modules)):
+            continue
+        if parameter.requires_grad or frozen:
+            chosen[names[0]] = parameter
+    for option, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if pattern not in used:
+                raise ValueError(f"{option} pattern {pattern!r} matches no weight that can be pruned")
+    if not chosen:
+        raise ValueError(
+            "nothing to prune: the model has no trainable floating-point weight with two or more dimensions "
+            "(frozen=True admits frozen ones, include= admits embeddings)"
+        )
+    return chosen
+
+
+def _occurrences(model: nn.Module) -> Iterator[tuple[nn.Parameter, list[str], list[nn.Module]]]:
+    """Each parameter with all its names and the modules that hold it (more than one where it is tied)."""
+    found: dict[nn.Parameter, tuple[list[str], list[nn.Module]]] = {}
+    for prefix, module in owners(model):
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                names, modules = found.setdefault(parameter, ([], []))
+                names.append(prefix + leaf)
+                modules.append(module)
+    for parameter, (names, modules) in found.items():
+        yield parameter, names, modules
+
+
+def _can_be_pruned(parameter: nn.Parameter, modules: list[nn.Module]) -> bool:
+    return (
+        parameter.is_floating_point()
+        and parameter.dim() >= 2
+        and not any(isinstance(module, _NEVER) for module in modules)
+    )
+
+
+def _chosen_by_default(parameter: nn.Parameter, names: list[str], modules: list[nn.Module]) -> bool:
+    if any(isinstance(module, _BY_INCLUDE_ONLY) for module in modules):
+        return False
+    leaves = [name.rpartition(".")[2] for name in names]
+    if any(leaf in _PARAMETRISED for leaf in leaves):
+        return False
+    if any("weight" in leaf for leaf in leaves):
+        return True
+    # A bare parameter of a user's module: a matrix is a weight; a (C, 1, 1) scale or a table of positions is not.
+    is_matrix = sum(size > 1 for size in parameter.shape) >= 2
+    return is_matrix and not any(word in leaf.lower() for leaf in leaves for word in _LOOKUPS)
+
+
+def _patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _matching(patterns: tuple[str, ...], names: list[str]) -> set[str]:
+    return {pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in names)}
+
+
+def everything(weights: Mapping[str, Tensor]) -> Mask:
+    """The mask that keeps every weight."""
+    return Mask({name: torch.ones(w.shape, dtype=torch.bool, device=w.device) for name, w in weights.items()})
+
+
+def check_sparsity(sparsity: float) -> float:
+    """The sparsity itself, or an error that says what is wrong with it."""
+    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
+        raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}")
+    if not 0 <= sparsity < 1:
+        hint = f" (did you mean {sparsity / 100:g}?)" if 1 < sparsity < 100 else ""
+        raise ValueError(f"sparsity must be in [0, 1), got {sparsity}{hint}")
+    return float(sparsity)
+
+
+def kept_count(size: int, sparsity: float) -> int:
+    """How many of `size` weights stay at a sparsity: round((1 - sparsity)·size), at least 1.
+
+    >>> kept_count(1000, 0.993)
+    7
+    """
+    return max(1, round((1 - check_sparsity(sparsity)) * size))
+
+
+def check_fits(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    """The parameters that a mask is for, or an error that names the first one that does not fit."""
+    weights = parameters(model)
+    chosen = {}
+    for name, kept in mask.items():
+        if name not in weights:
+            raise ValueError(f"the mask does not fit the model: it has no parameter {name!r}")
+        if kept.dtype != torch.bool:
+            raise ValueError(f"the mask of {name} must be boolean (True = kept), got {kept.dtype}")
+        if kept.shape != weights[name].shape:
+            raise ValueError(
+                f"the mask does not fit the model: {name} has shape {tuple(weights[name].shape)}, "
+                f"its mask {tuple(kept.shape)}"
+            )
+        chosen[name] = weights[name]
+    return chosen
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(kept: Tensor, like: Tensor) -> Tensor:
+    """The mask as integers of `like`'s element size and layout: all ones where kept, zero where removed.
+
+    `zero_removed` combines them with the weights bit by bit, which is as fast as multiplying by a float mask
+    and leaves exactly +0.0 behind, whatever was there: -3.0, inf or NaN.
+    """
+    kept = kept.to(like.device)
+    ones = torch.empty_like(like, dtype=_BITS[like.element_size()])
+    return ones.copy_(kept).neg_()
+
+
+@torch.no_grad()
+def zero_removed(tensor: Tensor, keep_bits: Tensor) -> None:
+    """Set to +0.0, in place, what `bits` says is removed."""
+    tensor.view(keep_bits.dtype).bitwise_and_(keep_bits)
+
+
+def apply(model: nn.Module, mask: Mapping[str, Tensor]) -> None:
+    """Set the removed weights of a model to exactly zero, in place. Nothing keeps them there: see `hold`.
+
+    >>> net = nn.Linear(2, 1)
+    >>> apply(net, {"weight": torch.tensor([[True, False]])})
+    >>> net.weight[0, 1].item()
+    0.0
+    """
+    for name, weight in check_fits(model, mask).items():
+        zero_removed(weight.data, bits(mask[name], weight))
+
+
+@contextmanager
+def masked(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with its removed weights at zero, for a while; afterwards their values are back."""
+    weights = check_fits(model, mask)
+    values = {name: weight.detach().clone() for name, weight in weights.items()}
+    try:
+        apply(model, mask)
+        yield
+    finally:
+        restore(weights, values)
+
+
+@torch.no_grad()
+def restore(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values back into the weights of the same names."""
+    for name, value in values.items():
+        weights[name].copy_(value)
+
+
+def kept_weights(mask: Mapping[str, Tensor]) -> int:
+    """How many weights a mask keeps."""
+    return sum(int(kept.count_nonzero()) for kept in mask.values())
+
+
+def all_weights(mask: Mapping[str, Tensor]) -> int:
+    """How many weights a mask speaks of, kept or not."""
+    return sum(kept.numel() for kept in mask.values())
+
+
+def sparsity(mask: Mapping[str, Tensor]) -> float:
+    """The fraction of weights that a mask removes.
+
+    >>> sparsity({"w": torch.tensor([True, False, False, False])})
+    0.75
+    """
+    return 1 - kept_weights(mask) / all_weights(mask)
+
+
+def empty_layers(mask: Mapping[str, Tensor]) -> list[str]:
+    """The names of the layers of which nothing is left."""
+    return [name for name, kept in mask.items() if not kept.any()]
+
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) -> scalar: the one hook for models that are not "logits of x against y"."""

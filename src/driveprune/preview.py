@@ -1,0 +1,182 @@
+"""What each method would do to a network, without doing it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from torch import nn
+
+from driveprune import methods as known
+from driveprune.gradients import cross_entropy, endless, scoring
+from driveprune.graph import CollapseWarning, Inputs, example_of, flow
+from driveprune.mask import (
+    Loss,
+    Mask,
+    all_weights,
+    check_sparsity,
+    empty_layers,
+    everything,
+    prunable,
+    restore,
+)
+from driveprune.mask import sparsity as sparsity_of
+from driveprune.plan import Plan, Prune, Rewind, Train
+from driveprune.pruner import prune
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method would leave of the network."""
+
+    method: str
+    trains_first: bool
+    mask: Mask
+    effective_sparsity: float
+    connected: bool
+    macs: int
+    seconds: float
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """The kept fraction of each layer."""
+        return {name: int(kept.count_nonzero()) / kept.numel() for name, kept in self.mask.items()}
+
+    @property
+    def empty_layers(self) -> list[str]:
+        """Layers of which nothing is left."""
+        return empty_layers(self.mask)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The rows of all methods; printed, a table of layers by methods."""
+
+    sparsity: float
+    weights: int
+    macs: int
+    rows: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        return f"<preview of {', '.join(row.method for row in self.rows)} at sparsity {self.sparsity:g}>"
+
+    def __str__(self) -> str:
+        console = Console(width=120, force_terminal=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield f"sparsity {self.sparsity:g}: {self.weights:,} weights, {self.macs:,} multiply-adds before pruning"
+        yield _table(self)
+        if any(row.trains_first for row in self.rows):
+            yield "*: trains before it cuts; shown is a cut of the weights as they are now"
+        if any(row.empty_layers for row in self.rows):
+            yield "[bold]empty[/]: nothing is left of the layer"
+        if not all(row.connected for row in self.rows):
+            yield "[bold]cut[/]: no path is left from input to output, the network cannot learn"
+
+
+def preview(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    sparsity: float,
+    methods: Sequence[known.Method] | None = None,
+    loss: Loss = cross_entropy,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    seed: int = 0,
+    show: bool = True,
+) -> Preview:
+    """Print what every method that cuts in one go would leave of a network; the model stays as it is.
+
+    For each method: the density of each layer, empty layers, the sparsity that counts when weights on no path
+    from input to output are left out, and multiply-adds for one example.
+
+    Args:
+        model: the network.
+        batches: batches to score with.
+        sparsity: the fraction of weights to remove.
+        methods: the methods to look at; by default all that cut in one go. Of those that train first (DRIVE,
+            magnitude) the table shows a cut of the weights as they are now.
+        loss, include, exclude, seed: as for `driveprune.prune`.
+        show: print the table.
+
+    """
+    check_sparsity(sparsity)
+    weights = prunable(model, include=include, exclude=exclude)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    whole = everything(weights)
+    with scoring(model, seed) as plain:
+        example = example_of(plain, next(endless(batches)), loss)
+    rows = []
+    for method in methods if methods is not None else one_go():
+        start = time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CollapseWarning)
+                mask = prune(model, batches, method=method, sparsity=sparsity, loss=loss, mask=whole, seed=seed)
+        finally:
+            restore(weights, before)
+        rows.append(_row(model, method, mask, example, time.perf_counter() - start))
+    found = Preview(sparsity, all_weights(whole), flow(model, whole, example).macs(whole), tuple(rows))
+    if show:
+        Console().print(found)
+    return found
+
+
+def one_go() -> list[str]:
+    """The methods that do not train between their cuts.
+
+    >>> one_go()
+    ['drive', 'erk', 'force', 'grasp', 'magnitude', 'random', 'snip', 'synflow']
+    """
+    plans = {name: _sample(name) for name in known.names()}
+    return [name for name, plan in plans.items() if sum(isinstance(p, Prune | Rewind) for p in plan) == 1]
+
+
+def _sample(method: known.Method) -> Plan:
+    return known.make_plan(method, 0.5, 100, 10)
+
+
+def _row(model: nn.Module, method: known.Method, mask: Mask, example: Inputs, seconds: float) -> Row:
+    found = flow(model, mask, example)
+    return Row(
+        method=known.describe(method),
+        trains_first=isinstance(_sample(method)[0], Train),
+        mask=mask,
+        effective_sparsity=sparsity_of(found.effective),
+        connected=found.connected,
+        macs=found.macs(mask),
+        seconds=seconds,
+    )
+
+
+def _table(found: Preview) -> Table:
+    table = Table(title="density of each layer, in %", title_justify="left")
+    table.add_column("layer", overflow="fold")
+    table.add_column("weights", justify="right")
+    for row in found.rows:
+        table.add_column(row.method + "*" * row.trains_first, justify="right")
+    for name, kept in found.rows[0].mask.items() if found.rows else ():
+        table.add_row(name, f"{kept.numel():,}", *(_percent(row.densities[name], "empty") for row in found.rows))
+    table.add_section()
+    table.add_row("effective sparsity", "", *(_effective(row) for row in found.rows))
+    table.add_row("empty layers", "", *(str(len(row.empty_layers)) for row in found.rows))
+    table.add_row("multiply-adds", "", *(_percent(row.macs / max(1, found.macs), "none") for row in found.rows))
+    table.add_row("seconds", "", *(f"{row.seconds:.2g}" for row in found.rows))
+    return table
+
+
+def _percent(fraction: float, nothing: str) -> str:
+    return f"{100 * fraction:.3g}" if fraction else f"[bold]{nothing}[/]"
+
+
+def _effective(row: Row) -> str:
+    return f"{100 * row.effective_sparsity:.4g}" if row.connected else "[bold]cut[/]"

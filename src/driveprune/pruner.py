@@ -1,0 +1,478 @@
+"""Carrying out plans: `prune` only cuts; `Pruner` follows a whole plan, stepped by the user's training loop."""
+
+from __future__ import annotations
+
+import json
+import platform
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from itertools import chain
+from math import ceil
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from driveprune import methods
+from driveprune.gradients import cross_entropy, endless, scoring, seeded
+from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of
+from driveprune.hold import Held, Optimizers, hold, listed
+from driveprune.mask import (
+    Loss,
+    Mask,
+    all_weights,
+    apply,
+    check_fits,
+    check_sparsity,
+    empty_layers,
+    everything,
+    kept_count,
+    kept_weights,
+    owners,
+    parameters,
+    prunable,
+    restore,
+    unwrap,
+)
+from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
+from driveprune.seeds import generator_for, seed_for
+from driveprune.selection import keep_top
+
+
+def prune(
+    model: nn.Module,
+    batches: Iterable[Any] | None = None,
+    *,
+    sparsity: float,
+    method: methods.Method = "drive",
+    knobs: Mapping[str, Any] | None = None,
+    loss: Loss = cross_entropy,
+    mask: Mapping[str, Tensor] | None = None,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    frozen: bool = False,
+    min_kept: int = 0,
+    seed: int = 0,
+    progress: bool = True,
+) -> Mask:
+    """Cut a network to a sparsity, now: removed weights become zero, and the mask of what is kept is returned.
+
+    Args:
+        model: the network, wherever it is in training.
+        batches: batches to score with, such as a data loader; they start again when they end.
+        sparsity: the fraction of weights to remove, in [0, 1).
+        method: the name of a method, a module, or a score function of your own.
+        knobs: options of the method; `driveprune.methods.knobs(method)` lists them.
+        loss: (model, batch) -> scalar; by default the cross entropy of model(x) against y for batches (x, y).
+        mask: go on from this mask instead of from all prunable weights.
+        include: patterns of parameter names to prune as well, see `prunable`.
+        exclude: patterns of parameter names to leave out.
+        frozen: prune frozen parameters, too.
+        min_kept: keep at least this many weights in each layer.
+        seed: for random scores and for loaders that draw at random.
+        progress: show a progress bar on a terminal.
+
+    If anything goes wrong, the model is as it was before.
+
+    >>> x, y = torch.randn(64, 10), torch.randint(2, (64,))
+    >>> net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
+    >>> kept = prune(net, [(x, y)], method="drive", sparsity=0.9)
+    >>> sum(int(m.sum()) for m in kept.values())
+    60
+
+    """
+    check_sparsity(sparsity)
+    phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
+    start = (
+        Mask(mask)
+        if mask is not None
+        else everything(prunable(model, include=include, exclude=exclude, frozen=frozen))
+    )
+    cut, example = _cut(
+        model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), min_kept=min_kept, progress=progress
+    )
+    check_paths(model, cut, example)
+    return Mask(cut, _provenance(method, knobs, sparsity, seed))
+
+
+class Pruner:
+    """Follows the plan of a method while you train: cuts, holds and rewinds when the plan says so.
+
+    Call `step()` after every step of the optimiser, for `epochs` epochs. What the plan does before any training
+    (the cut of SNIP, say) happens when the pruner is made. Removed weights are held at zero.
+
+    Args:
+        model, optimizer: what you train; several optimisers may be given as a list.
+        batches: batches to score with, such as your data loader.
+        sparsity, method, knobs, loss, include, exclude, frozen, min_kept, seed, progress: as for `prune`.
+        epochs: epochs of the training that ends with the sparse network, early epochs included. A method that
+            trains several times (IMP) needs more: see the attribute `epochs`.
+        steps_per_epoch: steps of the optimiser in one epoch.
+        scheduler: a learning-rate scheduler for the pruner to step once an epoch, and to take back at a rewind.
+        resume: a `state_dict()` to go on from, instead of the beginning of the plan.
+
+    >>> x, y = torch.randn(64, 10), torch.randint(2, (64,))
+    >>> net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    >>> pruner = Pruner(net, optimizer, [(x, y)], method="drive", sparsity=0.9, epochs=10, steps_per_epoch=1)
+    >>> for epoch in range(pruner.epochs):
+    ...     nn.functional.cross_entropy(net(x), y).backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     pruner.step()
+    >>> int((net[0].weight != 0).sum() + (net[2].weight != 0).sum())
+    60
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers,
+        batches: Iterable[Any] | None = None,
+        *,
+        sparsity: float,
+        epochs: int,
+        steps_per_epoch: int,
+        method: methods.Method = "drive",
+        knobs: Mapping[str, Any] | None = None,
+        loss: Loss = cross_entropy,
+        scheduler: LRScheduler | None = None,
+        include: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        frozen: bool = False,
+        min_kept: int = 0,
+        seed: int = 0,
+        progress: bool = True,
+        resume: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_sparsity(sparsity)
+        if epochs < 1 or steps_per_epoch < 1:
+            raise ValueError(
+                "epochs and steps_per_epoch must be at least 1, "
+                f"got epochs={epochs}, steps_per_epoch={steps_per_epoch}"
+            )
+        self.plan: Plan = methods.make_plan(method, sparsity, epochs * steps_per_epoch, steps_per_epoch, knobs)
+        self.epochs = ceil(total_steps(self.plan) / steps_per_epoch)
+        """How many epochs to train in all, over all cycles of the plan."""
+        self.steps_per_epoch = steps_per_epoch
+        self.cycle = 0
+        """How often the plan has rewound so far."""
+        self.cycle_step = 0
+        """Steps of the optimiser within the cycle: what a learning-rate schedule should look at."""
+        self._model, self._batches, self._loss, self._scheduler = unwrap(model), batches, loss, scheduler
+        self._optimizers = listed(optimizer)
+        self._min_kept, self._seed, self._progress = min_kept, seed, progress
+        self._cursor = 0
+        self._snapshots: dict[int, dict[str, Any]] = {}
+        self._held: Held | None = None
+        provenance = _provenance(method, knobs, sparsity, seed)
+        self._mask = Mask(everything(prunable(model, include=include, exclude=exclude, frozen=frozen)), provenance)
+        if resume is not None:
+            self.load_state_dict(resume)
+        else:
+            self._advance()
+
+    @property
+    def mask(self) -> Mask:
+        """What is kept at the moment."""
+        return self._mask
+
+    @property
+    def held(self) -> Held | None:
+        """The hold on the network, from the first cut on."""
+        return self._held
+
+    @property
+    def done(self) -> bool:
+        """Whether the plan has come to its end."""
+        return self._cursor == len(self.plan)
+
+    @property
+    def cuts_left(self) -> int:
+        """How many Prune phases are still to come."""
+        return sum(isinstance(phase, Prune) for phase in self.plan[self._cursor :])
+
+    def step(self) -> None:
+        """Say that the optimiser has made one step; do what the plan has for this moment."""
+        if self.done:
+            return
+        self.cycle_step += 1
+        if self._scheduler is not None and self.cycle_step % self.steps_per_epoch == 0:
+            self._scheduler.step()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Carry out phases until one needs training."""
+        values: dict[str, Tensor] = {}
+        while not self.done:
+            self._remember()
+            phase = self.plan[self._cursor]
+            if isinstance(phase, Train) and self.cycle_step < phase.until:
+                return
+            values = self._carry_out(phase, values)
+            self._cursor += 1
+
+    def _carry_out(self, phase: object, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Do one phase at once. `values` are the weights before the last cut or rewind took some away."""
+        match phase:
+            case Prune():
+                values = self._values(self._mask)
+                self._prune(phase)
+            case Rewind():
+                values = self._snapshots[phase.to]["values"]
+                self._rewind(phase)
+            case Shuffle():
+                self._hold(_shuffled(self._mask, phase.seed), values)
+            case Reinit():
+                _reinitialise(self._model, phase.seed)
+                self._forget_optimizers()
+                self._hold(self._mask, {})
+        return values
+
+    def _prune(self, phase: Prune) -> None:
+        cut, example = _cut(
+            self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
+            counter=(self.cycle, self._cursor), min_kept=self._min_kept, progress=self._progress,
+        )  # fmt: skip
+        if self.cuts_left == 1 or len(empty_layers(cut)) > len(empty_layers(self._mask)):
+            check_paths(self._model, cut, example)
+        self._hold(cut, {})
+
+    def _hold(self, mask: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Take over a mask; `values` are given back to weights first."""
+        restore(parameters(self._model), {name: value for name, value in values.items() if name in mask})
+        self._mask = Mask(mask, self._mask.provenance)
+        if self._held is None:
+            self._held = hold(self._model, self._optimizers, mask)
+        else:
+            self._held.update(mask)
+
+    def _remember(self) -> None:
+        """Take a snapshot if the plan is going to rewind to this step."""
+        targets = {phase.to for phase in self.plan if isinstance(phase, Rewind)}
+        if self.cycle == 0 and self.cycle_step in targets and self.cycle_step not in self._snapshots:
+            self._snapshots[self.cycle_step] = {
+                "values": self._values({**parameters(self._model), **_buffers(self._model)}),
+                "groups": [[_settings(group) for group in one.param_groups] for one in self._optimizers],
+                "scheduler": None if self._scheduler is None else _copied(self._scheduler.state_dict()),
+            }
+
+    def _values(self, names: Iterable[str]) -> dict[str, Tensor]:
+        known = {**parameters(self._model), **_buffers(self._model)}
+        return {name: known[name].detach().clone() for name in names}
+
+    def _rewind(self, phase: Rewind) -> None:
+        snapshot = self._snapshots[phase.to]
+        restore({**parameters(self._model), **_buffers(self._model)}, snapshot["values"])
+        self._forget_optimizers()
+        for optimizer, groups in zip(self._optimizers, snapshot["groups"], strict=True):
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(_copied(settings))
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(_copied(snapshot["scheduler"]))
+        self.cycle += 1
+        self.cycle_step = phase.to
+        if self._held is not None:
+            self._held.clean()
+
+    def _forget_optimizers(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the plan is, as tensors, numbers and strings; model and optimiser are saved by you, as ever."""
+        return {
+            "identity": self._identity(),
+            "cursor": self._cursor,
+            "cycle": self.cycle,
+            "cycle_step": self.cycle_step,
+            "held": self._held is not None,
+            "mask": dict(self._mask),
+            "snapshots": {str(step): snapshot for step, snapshot in self._snapshots.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict()`; model and optimiser are loaded by you, before or after."""
+        if state["identity"] != self._identity():
+            raise ValueError(
+                f"this checkpoint belongs to another plan: {state['identity']}, "
+                f"while this pruner is {self._identity()}"
+            )
+        check_fits(self._model, state["mask"])
+        self._cursor, self.cycle, self.cycle_step = state["cursor"], state["cycle"], state["cycle_step"]
+        self._snapshots = {int(step): _copied(snapshot) for step, snapshot in state["snapshots"].items()}
+        if state["held"]:
+            self._hold({name: kept.clone() for name, kept in state["mask"].items()}, {})
+
+    def _identity(self) -> str:
+        about = {key: value for key, value in self._mask.provenance.items() if key != "versions"}
+        return json.dumps({**about, "steps": total_steps(self.plan), "phases": len(self.plan)}, sort_keys=True)
+
+
+def _only_cut(plan: Plan, method: methods.Method) -> Prune:
+    """The one Prune phase of a plan, or an error if the plan trains between cuts or rewinds."""
+    cuts = [phase for phase in plan if isinstance(phase, Prune)]
+    if len(cuts) != 1 or any(isinstance(phase, Rewind) for phase in plan):
+        raise ValueError(
+            f"{methods.describe(method)} trains between its cuts, and prune() only cuts: "
+            "use driveprune.Pruner in your training loop"
+        )
+    return cuts[0]
+
+
+def _cut(
+    model: nn.Module,
+    mask: Mask,
+    phase: Prune,
+    batches: Iterable[Any] | None,
+    *,
+    loss: Loss,
+    seed: int,
+    counter: tuple[int, int],
+    min_kept: int,
+    progress: bool,
+) -> tuple[Mask, Inputs | None]:
+    """Carry out a Prune phase: the new mask, and an input of the model if there are batches.
+
+    The removed weights are zero afterwards. If anything goes wrong, the model is as it was before.
+    """
+    weights = check_fits(model, mask)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    feed = _Feed(batches, phase.fresh)
+    bar = progress and Console(stderr=True).is_terminal and len(phase.path) > 1
+    try:
+        path = list(enumerate(phase.path))
+        for number, reached in track(path, "pruning", transient=True, disable=not bar):
+            if _nothing_to_cut(mask, phase, reached):
+                continue
+            draw = seed_for(seed, "cut", *counter, number)
+            with scoring(model, draw) as plain:
+                generator = generator_for(seed, "score", *counter, number)
+                scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
+            scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
+            mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive)
+            if not phase.revive:
+                apply(model, mask)
+        apply(model, mask)
+        with scoring(model, seed_for(seed, "example", *counter)) as plain:
+            return mask, feed.example(plain, loss)
+    except BaseException:
+        restore(weights, before)
+        raise
+
+
+def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
+    """Whether the mask has this sparsity already; an error if it is sparser than the end of the path."""
+    if phase.revive or phase.scope != "global":
+        return False
+    kept, size = kept_weights(mask), all_weights(mask)
+    if kept < kept_count(size, phase.path[-1]):
+        raise ValueError(
+            f"the mask keeps {kept} of {size} weights, fewer than sparsity {phase.path[-1]} asks for: "
+            "start from a denser mask"
+        )
+    return kept <= kept_count(size, reached)
+
+
+class _Feed:
+    """The batches of one Prune phase: one iterator lives across its cuts."""
+
+    def __init__(self, batches: Iterable[Any] | None, fresh: bool) -> None:
+        self._batches, self._fresh = batches, fresh
+        self._stream = self._noted(endless(batches))
+        self._first: list[Any] | None = None
+        self._last: list[Any] = []
+
+    def _noted(self, stream: Iterator[Any]) -> Iterator[Any]:
+        for batch in stream:
+            self._last = [batch]
+            if self._first is not None:
+                self._first.append(batch)
+            yield batch
+
+    def cut(self) -> Iterator[Any]:
+        """The batches for one cut."""
+        if self._fresh:
+            return self._stream
+        if self._first is None:
+            self._first = []
+            return self._stream
+        return chain(tuple(self._first), self._stream)
+
+    def example(self, model: nn.Module, loss: Loss) -> Inputs | None:
+        """An input of the model, from a batch that was looked at or, if there was none, from the first."""
+        if self._batches is None:
+            return None
+        try:
+            return example_of(model, self._last[0] if self._last else next(self._stream), loss)
+        except Exception as error:  # the check for paths is a service, no reason to fail
+            warnings.warn(f"paths through the network cannot be followed: {error}", CollapseWarning, stacklevel=4)
+            return None
+
+
+def _provenance(
+    method: methods.Method, knobs: Mapping[str, Any] | None, sparsity: float, seed: int
+) -> dict[str, Any]:
+    known = {} if isinstance(method, list) else methods.knobs(method)
+    packages = ("driveprune", "torch", "numpy")
+    return {
+        "method": methods.describe(method),
+        "knobs": json.loads(json.dumps({**known, **(knobs or {})}, default=repr)),
+        "sparsity": sparsity,
+        "seed": seed,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+    }
+
+
+def _shuffled(mask: Mask, seed: int) -> Mask:
+    """The mask with the places within each layer permuted: the same densities, other weights."""
+    shuffled = Mask(provenance=mask.provenance)
+    for name, kept in mask.items():
+        order = torch.randperm(kept.numel(), generator=generator_for(seed, "shuffle", name))
+        shuffled[name] = kept.reshape(-1)[order.to(kept.device)].view(kept.shape)
+    return shuffled
+
+
+def _reinitialise(model: nn.Module, seed: int) -> None:
+    """Draw all weights anew with the modules' own reset_parameters(); the outermost one counts."""
+    with seeded(model, seed_for(seed, "reinit")):
+        _reset(model, "the model")
+
+
+def _reset(module: nn.Module, name: str) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+        return
+    if own := list(module._parameters):
+        raise ValueError(f"{name} has parameters ({own[0]}, ...) but no reset_parameters() to draw them anew")
+    for child_name, child in module.named_children():
+        _reset(child, child_name)
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        prefix + leaf: buffer
+        for prefix, module in owners(model)
+        for leaf, buffer in module._buffers.items()
+        if buffer is not None
+    }
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) for key, value in group.items() if key != "params"}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(entry) for entry in value)
+    return value

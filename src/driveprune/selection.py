@@ -1,0 +1,361 @@
+"""The exact choice of the best-scored weights, in bounded memory.
+
+Floats order as their bit patterns (negative ones after a flip of their bits), so the score of the last weight
+to keep is found digit by digit: count the candidates by the upper 16 bits of their patterns, find the bin that
+holds the last one, count within that bin by the next 16 bits, and so on. Nothing is concatenated or sorted.
+On a CPU the passes are compiled loops; on other devices the same passes are tensor operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from driveprune.mask import Mask, Scores, all_weights, check_sparsity, kept_count
+
+Scope = Literal["global", "layer"] | Mapping[str, int]
+"""Where scores compete: in the whole network, within each layer, or for a given number of places a layer."""
+
+_DIGIT = 16
+_BINS = 1 << _DIGIT
+_PIECE = 1 << 20  # weights looked at together: temporaries stay in the cache, and small
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def keep_top(
+    scores: Scores,
+    mask: Mapping[str, Tensor] | None,
+    sparsity: float,
+    *,
+    scope: Scope = "global",
+    min_kept: int = 0,
+    revive: bool = False,
+) -> Mask:
+    """Keep the best-scored weights: exactly round((1 - sparsity)·n) of all n, at least 1.
+
+    Only weights that `mask` keeps are candidates (None: all), unless `revive=True`. Equal scores go by
+    position: the earlier tensor, then the smaller logical index, whatever the memory format; -0.0 equals 0.0.
+
+    Args:
+        scores: name -> score, higher is kept; any floating or integer type, on any device.
+        mask: name -> True where the weight is a candidate.
+        sparsity: the fraction of all weights to be removed, in [0, 1).
+        scope: "global" (all weights compete), "layer" (the same sparsity in each layer), or an allocation:
+            name -> number of weights to keep there.
+        min_kept: with "global", keep at least this many in each layer (all of a smaller one); the total stays.
+        revive: let weights compete that the mask has removed.
+
+    >>> keep_top({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([2.0, 2.0])}, None, sparsity=0.5)
+    {'a': tensor([ True, False]), 'b': tensor([ True, False])}
+
+    """
+    check_sparsity(sparsity)
+    _check_pairs(scores, mask)
+    order = scores if mask is None else mask
+    scores = {name: scores[name].detach() for name in order}
+    candidates: dict[str, Tensor | None] = {name: None if mask is None or revive else mask[name] for name in order}
+    if scope == "global":
+        kept = _global(scores, candidates, kept_count(all_weights(scores), sparsity), min_kept)
+    else:
+        counts = _layer_counts(scores, sparsity) if scope == "layer" else _check_allocation(scores, scope)
+        kept = Mask()
+        for name, count in counts.items():
+            kept |= _best({name: scores[name]}, {name: candidates[name]}, count)
+    return kept
+
+
+def _layer_counts(scores: Scores, sparsity: float) -> dict[str, int]:
+    return {name: kept_count(score.numel(), sparsity) for name, score in scores.items()}
+
+
+def _global(scores: Scores, candidates: Mapping[str, Tensor | None], count: int, min_kept: int) -> Mask:
+    """The best `count`, with at least `min_kept` in each layer.
+
+    A layer that falls short gets its minimum and leaves the competition; the others share the rest. Their
+    shares only shrink by that, so a layer that has left never wants to come back.
+    """
+    floor = {name: min(min_kept, _available(score, candidates[name])) for name, score in scores.items()}
+    if sum(floor.values()) > count:
+        raise ValueError(
+            f"min_kept={min_kept} asks for {sum(floor.values())} weights, but the sparsity keeps only {count}: "
+            "lower one of the two"
+        )
+    chosen: dict[str, Tensor] = {}
+    free = dict(scores)
+    while True:
+        best = _best(free, candidates, count - sum(floor[name] for name in chosen)) if free else Mask()
+        short = [name for name, kept in best.items() if int(kept.count_nonzero()) < floor[name]]
+        if not short:
+            return Mask({name: chosen.get(name, best.get(name)) for name in scores})  # type: ignore[misc]
+        for name in short:
+            chosen |= _best({name: free.pop(name)}, candidates, floor[name])
+
+
+def _available(score: Tensor, candidates: Tensor | None) -> int:
+    return score.numel() if candidates is None else int(candidates.count_nonzero())
+
+
+def _best(scores: Scores, candidates: Mapping[str, Tensor | None], count: int) -> Mask:
+    """The `count` best-scored candidates of all these tensors together."""
+    best = Mask({name: torch.empty(s.shape, dtype=torch.bool, device=s.device) for name, s in scores.items()})
+    places = [_Layer(name, score, candidates[name], best[name]) for name, score in scores.items()]
+    wide = any(not s.is_floating_point() or s.element_size() > 4 for s in scores.values())
+    limit, ties = _last_kept(places, count, wide)
+    equal: dict[int, int] = {}
+
+    def above(piece: _Piece) -> None:
+        equal[piece.number] = piece.keep_above(limit, wide)
+
+    _share(above, places)
+    for piece in _pieces(places):
+        used = min(ties, equal[piece.number])
+        if used:
+            piece.keep_equal(limit, used, wide)
+            ties -= used
+    return best
+
+
+def _last_kept(places: list[_Layer], count: int, wide: bool) -> tuple[int, int]:
+    """The ordered pattern of the last score to keep, and how many of the scores equal to it are kept."""
+    width = 64 if wide else 32
+    prefix, wanted = 0, count
+    for shift in range(width - _DIGIT, -1, -_DIGIT):
+        histogram = _histogram(places, shift, prefix, wide)
+        if shift == width - _DIGIT:
+            _check_first(places, histogram, count, wide)
+        above = np.cumsum(histogram[::-1])[::-1] - histogram  # candidates in higher bins
+        digit = int(np.searchsorted(-above, -wanted, side="right")) if wanted else _BINS - 1
+        wanted -= int(above[digit])
+        prefix = (prefix << _DIGIT) | digit
+    return prefix, wanted
+
+
+def _histogram(places: list[_Layer], shift: int, prefix: int, wide: bool) -> Counts:
+    """Candidates whose digits above `shift` are `prefix`, counted by their digit at `shift`."""
+    counts = _share(lambda piece, own: piece.count(shift, prefix, wide, own), places, bins=True)
+    return sum(counts[1:], start=counts[0])
+
+
+def _check_first(places: list[_Layer], histogram: Counts, count: int, wide: bool) -> None:
+    edge = 0x10 if wide else 0x80  # the upper digits of -inf, inf and NaN lie beyond
+    if histogram[:edge].any() or histogram[_BINS - edge :].any():
+        for piece in _pieces(places):
+            if not piece.score[piece.candidates].isfinite().all():
+                raise ValueError(f"the scores of {piece.name} hold NaN or infinity")
+    if histogram.sum() < count:
+        raise ValueError(
+            f"{count} weights are to be kept, but only {histogram.sum()} are candidates: the mask is sparser "
+            "than the sparsity asked for (revive=True lets removed weights compete again)"
+        )
+
+
+class _Layer(NamedTuple):
+    name: str
+    score: Tensor
+    candidates: Tensor | None
+    kept: Tensor
+
+
+def _pieces(places: list[_Layer]) -> Iterator[_Piece]:
+    """All layers in pieces of a bounded size, numbered, in the order of logical indices."""
+    number = 0
+    for name, score, candidates, kept in places:
+        tensors = (score, kept) if candidates is None else (score, kept, candidates.to(score.device))
+        for part in _split(*tensors):
+            yield _Piece(number, name, *part)
+            number += 1
+
+
+def _split(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape in aligned parts of a bounded size: views, nothing is copied yet."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        yield from zip(*(tensor.view(-1).split(_PIECE) for tensor in tensors), strict=True)  # type: ignore[no-untyped-call]
+    elif tensors[0].numel() <= _PIECE:
+        yield tensors
+    else:
+        rows = max(1, _PIECE * len(tensors[0]) // tensors[0].numel())
+        for part in zip(*(tensor.split(rows) for tensor in tensors), strict=True):  # type: ignore[no-untyped-call]
+            yield from _split(*(tensor[0] if len(tensor) == 1 else tensor for tensor in part))
+
+
+def _share(work: Callable[..., None], places: list[_Layer], bins: bool = False) -> list[Counts]:
+    """Do the work for every piece, on a CPU with torch's number of threads; each thread with counts of its own."""
+    on_cpu = all(layer.score.device.type == "cpu" for layer in places)
+    small = sum(layer.score.numel() for layer in places) <= _PIECE
+    threads = torch.get_num_threads() if on_cpu and not small else 1
+
+    def part(first: int) -> Counts:
+        own = np.zeros(_BINS if bins else 0, dtype=np.int64)
+        for piece in islice(_pieces(places), first, None, threads):
+            work(piece, own) if bins else work(piece)
+        return own
+
+    if threads == 1:
+        return [part(0)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(part, range(threads)))
+
+
+class _Piece:
+    """Some weights in a row: their scores, which are candidates, and where to write what is kept."""
+
+    def __init__(self, number: int, name: str, score: Tensor, kept: Tensor, candidates: Tensor | None = None):
+        self.number, self.name = number, name
+        self._score, self._candidates, self._kept = score, candidates, kept
+
+    @property
+    def score(self) -> Tensor:
+        return self._score.reshape(-1)
+
+    @property
+    def candidates(self) -> Tensor:
+        if self._candidates is None:
+            return torch.ones(self._score.numel(), dtype=torch.bool, device=self._score.device)
+        return self._candidates.reshape(-1)
+
+    def raw(self, wide: bool) -> Tensor:
+        """The bit patterns of the scores as floats of 32 or 64 bits."""
+        number, pattern = (torch.float64, torch.int64) if wide else (torch.float32, torch.int32)
+        return self.score.to(number).view(pattern)
+
+    def count(self, shift: int, prefix: int, wide: bool, histogram: Counts) -> None:
+        raw, candidates = self.raw(wide), self.candidates
+        if raw.device.type == "cpu":
+            kind = np.uint64 if wide else np.uint32
+            first = shift == (48 if wide else 16)
+            count = _count_first_cpu if first else _count_cpu
+            count(
+                _array(raw, kind), _array(candidates, np.uint8), kind(shift), kind(prefix), *_signs(kind), histogram
+            )
+        else:
+            histogram += _count_any(raw, candidates, shift, prefix).cpu().numpy()
+
+    def keep_above(self, limit: int, wide: bool) -> int:
+        """Write which candidates lie above the limit; return how many lie on it."""
+        raw, candidates, kept = self.raw(wide), self.candidates, self._kept.view(-1)
+        if raw.device.type == "cpu":
+            kind = np.uint64 if wide else np.uint32
+            arrays = _array(raw, kind), _array(candidates, np.uint8), _array(kept, np.uint8)
+            return int(_keep_above_cpu(*arrays, kind(limit), *_signs(kind)))
+        return _keep_above_any(raw, candidates, kept, limit)
+
+    def keep_equal(self, limit: int, places: int, wide: bool) -> None:
+        """Keep the first `places` candidates on the limit, too."""
+        key = _ordered_any(self.raw(wide))
+        equal = (key == _signed(limit, wide)) & self.candidates
+        self._kept.view(-1)[equal.nonzero().view(-1)[:places]] = True
+
+
+def _check_pairs(scores: Scores, mask: Mapping[str, Tensor] | None) -> None:
+    if not scores:
+        raise ValueError("there are no scores to choose from")
+    if mask is None:
+        return
+    if missing := sorted(mask.keys() ^ scores.keys()):
+        raise ValueError(f"scores and mask must name the same weights; only one of them has {missing[0]}")
+    for name, kept in mask.items():
+        if kept.dtype != torch.bool or kept.shape != scores[name].shape:
+            raise ValueError(
+                f"the mask of {name} must be boolean of shape {tuple(scores[name].shape)}, "
+                f"got {kept.dtype} of shape {tuple(kept.shape)}"
+            )
+
+
+def _check_allocation(scores: Scores, scope: Any) -> Mapping[str, int]:
+    if not isinstance(scope, Mapping):
+        raise ValueError(f'scope must be "global", "layer" or an allocation (name -> kept), got {scope!r}')
+    if missing := sorted(scope.keys() ^ scores.keys()):
+        raise ValueError(f"scores and allocation must name the same weights; only one of them has {missing[0]}")
+    for name, count in scope.items():
+        if not 0 <= count <= scores[name].numel():
+            raise ValueError(f"the allocation keeps {count} weights of {name}, which has {scores[name].numel()}")
+    return {name: scope[name] for name in scores}
+
+
+# The passes. Bit patterns of floats, read as unsigned integers, order as the floats do once the negative ones
+# have all their bits flipped and the others their sign bit; the pattern of -0.0 then moves up to that of 0.0.
+
+
+def _array(tensor: Tensor, kind: Any) -> np.ndarray[Any, Any]:
+    return tensor.numpy().view(kind)
+
+
+def _signs(kind: Any) -> tuple[Any, Any, Any]:
+    """The shift to the sign bit, the sign bit and 1, in the type of the patterns."""
+    shift = 8 * np.dtype(kind).itemsize - 1
+    return kind(shift), kind(1 << shift), kind(1)
+
+
+def _compiled(function: _F) -> _F:
+    return cast(_F, numba.njit(cache=True, nogil=True)(function))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _ordered(raw: Any, shift: Any, sign: Any, one: Any) -> Any:
+    key = raw ^ (((raw >> shift) * (sign - one)) | sign)
+    return key + (one if key == sign - one else one - one)
+
+
+@_compiled
+def _count_first_cpu(
+    raw: Any, candidates: Any, shift: Any, _: Any, to_sign: Any, sign: Any, one: Any, histogram: Any
+) -> None:
+    for i in range(raw.size):
+        histogram[_ordered(raw[i], to_sign, sign, one) >> shift] += candidates[i]
+
+
+@_compiled
+def _count_cpu(
+    raw: Any, candidates: Any, shift: Any, prefix: Any, to_sign: Any, sign: Any, one: Any, histogram: Any
+) -> None:
+    digit = raw.dtype.type(_DIGIT)
+    inside = raw.dtype.type(_BINS - 1)
+    for i in range(raw.size):
+        key = _ordered(raw[i], to_sign, sign, one) >> shift
+        if key >> digit == prefix:
+            histogram[key & inside] += candidates[i]
+
+
+@_compiled
+def _keep_above_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, to_sign: Any, sign: Any, one: Any) -> Any:
+    equal = np.uint32(0)
+    for i in range(raw.size):
+        key = _ordered(raw[i], to_sign, sign, one)
+        kept[i] = candidates[i] & np.uint8(key > limit)
+        equal += candidates[i] & np.uint8(key == limit)
+    return equal
+
+
+def _signed(pattern: int, wide: bool) -> int:
+    """An ordered pattern as torch has it: signed integers of the same order."""
+    return pattern - (1 << (63 if wide else 31))
+
+
+def _ordered_any(raw: Tensor) -> Tensor:
+    key = raw ^ ((raw >> (8 * raw.element_size() - 1)) & torch.iinfo(raw.dtype).max)
+    return key + (key == -1).to(key.dtype)
+
+
+def _count_any(raw: Tensor, candidates: Tensor, shift: int, prefix: int) -> Tensor:
+    key = _ordered_any(raw[candidates])
+    width = 8 * raw.element_size()
+    if shift == width - _DIGIT:
+        return torch.bincount((key >> shift) + _BINS // 2, minlength=_BINS)
+    above = width - shift - _DIGIT  # bits that the prefix has
+    inside = key[(key >> (shift + _DIGIT)) == prefix - (1 << (above - 1))]
+    return torch.bincount((inside >> shift) & (_BINS - 1), minlength=_BINS)
+
+
+def _keep_above_any(raw: Tensor, candidates: Tensor, kept: Tensor, limit: int) -> int:
+    key, border = _ordered_any(raw), _signed(limit, raw.dtype == torch.int64)
+    kept.copy_((key > border) & candidates)
+    return int(((key == border) & candidates).count_nonzero())
