@@ -293,18 +293,18 @@ def check_paths(model: nn.Module, mask: Mapping[str, Tensor], example: Inputs | 
             found = flow(model, mask, example)
         except Exception as error:  # the user's own code may refuse a float64 copy of itself
             if empty:
-                warnings.warn(f"paths through the network could not be followed: {error}", CollapseWarning, 3)
+                warnings.warn(f"paths through the network could not be followed: {error}", CollapseWarning, 4)
     if found is not None and not found.connected:
         cause = f"; empty: {_list(empty)}" if empty else ""
         warnings.warn(
             f"no path is left from input to output: the network computes a constant and cannot learn{cause}. "
             "Use a lower sparsity, another method or min_kept=1.",
             CollapseWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     elif empty:
-        detour = "paths around it remain, the network can learn" if found else "whether paths remain is not known"
-        warnings.warn(f"nothing is left of {_list(empty)}; {detour}", CollapseWarning, stacklevel=3)
+        detour = "paths around it remain, the network can learn" if found else "whether paths remain is not known without batches"
+        warnings.warn(f"nothing is left of {_list(empty)}; {detour}", CollapseWarning, stacklevel=4)
 
 
 def _list(names: list[str]) -> str:

@@ -199,12 +199,16 @@ class _AfterLoad:
     def __deepcopy__(self, _: Any) -> Callable[..., None]:
         return _blank
 
-    def __reduce__(self) -> str:
-        return "_blank"
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _make_blank, ()
 
 
 def _blank(*_: Any) -> None:
     """The hook of a module that was copied from a held one: does nothing."""
+
+
+def _make_blank() -> Callable[..., None]:
+    return _blank
 
 
 class _Nothing:

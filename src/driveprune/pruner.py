@@ -92,10 +92,10 @@ def prune(
         if mask is not None
         else everything(prunable(model, include=include, exclude=exclude, frozen=frozen))
     )
-    cut, example = _cut(
-        model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), min_kept=min_kept, progress=progress
-    )
-    check_paths(model, cut, example)
+    cut = _cut(
+        model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
+        progress=progress,
+    )  # fmt: skip
     return Mask(cut, _provenance(method, knobs, sparsity, seed))
 
 
@@ -235,12 +235,11 @@ class Pruner:
         return values
 
     def _prune(self, phase: Prune) -> None:
-        cut, example = _cut(
+        cut = _cut(
             self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
-            counter=(self.cycle, self._cursor), min_kept=self._min_kept, progress=self._progress,
+            counter=(self.cycle, self._cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
+            progress=self._progress,
         )  # fmt: skip
-        if self.cuts_left == 1 or len(empty_layers(cut)) > len(empty_layers(self._mask)):
-            check_paths(self._model, cut, example)
         self._hold(cut, {})
 
     def _hold(self, mask: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -334,16 +333,18 @@ def _cut(
     loss: Loss,
     seed: int,
     counter: tuple[int, int],
+    is_last: bool,
     min_kept: int,
     progress: bool,
-) -> tuple[Mask, Inputs | None]:
-    """Carry out a Prune phase: the new mask, and an input of the model if there are batches.
+) -> Mask:
+    """Carry out a Prune phase: the new mask. The removed weights are zero afterwards.
 
-    The removed weights are zero afterwards. If anything goes wrong, the model is as it was before.
+    Warns if that leaves the network cut. If anything goes wrong, the model is as it was before.
     """
     weights = check_fits(model, mask)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     feed = _Feed(batches, phase.fresh)
+    empty = len(empty_layers(mask))
     bar = progress and Console(stderr=True).is_terminal and len(phase.path) > 1
     try:
         path = list(enumerate(phase.path))
@@ -359,8 +360,10 @@ def _cut(
             if not phase.revive:
                 apply(model, mask)
         apply(model, mask)
-        with scoring(model, seed_for(seed, "example", *counter)) as plain:
-            return mask, feed.example(plain, loss)
+        if is_last or len(empty_layers(mask)) > empty:
+            with scoring(model, seed_for(seed, "example", *counter)) as plain:
+                check_paths(plain, mask, feed.example(plain, loss))
+        return mask
     except BaseException:
         restore(weights, before)
         raise
