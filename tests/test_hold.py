@@ -401,6 +401,42 @@ def test_a_held_model_can_be_pickled_by_others():
     assert same(again.state_dict(), mlp(seed=4).state_dict())
 
 
+def test_a_mask_that_comes_after_the_values_finds_them():
+    """A checkpoint in parts: values and state are loaded under an old mask, then the mask they belong to."""
+    done = mlp(seed=1)
+    done_optimizer = torch.optim.Adam(done.parameters())
+    mask = random_mask(done, seed=1)
+    dp.hold(done, done_optimizer, mask)
+    train(done, done_optimizer)
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters())
+    held = dp.hold(net, optimizer, random_mask(net, seed=2))
+    net.load_state_dict(done.state_dict())
+    optimizer.load_state_dict(done_optimizer.state_dict())
+    assert removed_are_zero(net, held.mask)
+    held.update(mask)
+    assert same(net.state_dict(), done.state_dict())
+    for mine, theirs in zip(net.parameters(), done.parameters(), strict=True):
+        assert torch.equal(optimizer.state[mine]["exp_avg"], done_optimizer.state[theirs]["exp_avg"])
+
+
+def test_lbfgs_keeps_a_history_that_fits():
+    net = mlp()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    mask = random_mask(net)
+    dp.hold(net, optimizer, mask)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(batch()[0]), batch()[1])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert optimizer.state[net[0].weight]["old_dirs"]
+
+
 def test_update_and_release():
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

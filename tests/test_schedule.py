@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from driveprune.schedule import cubic, exponential
 def test_exponential_keeps_the_same_share_at_each_cut(sparsity, cuts):
     path = exponential(sparsity, cuts)
     densities = [1.0, *(1 - s for s in path)]
-    shares = [after / before for before, after in zip(densities, densities[1:], strict=False)]
+    shares = [after / before for before, after in itertools.pairwise(densities)]
     assert len(path) == cuts
     assert path[-1] == sparsity
     assert shares == pytest.approx([(1 - sparsity) ** (1 / cuts)] * cuts, rel=1e-9)

@@ -303,7 +303,11 @@ def check_paths(model: nn.Module, mask: Mapping[str, Tensor], example: Inputs | 
             stacklevel=4,
         )
     elif empty:
-        detour = "paths around it remain, the network can learn" if found else "whether paths remain is not known without batches"
+        detour = (
+            "paths around it remain, the network can learn"
+            if found
+            else "whether paths remain is not known without batches"
+        )
         warnings.warn(f"nothing is left of {_list(empty)}; {detour}", CollapseWarning, stacklevel=4)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_leaves
 
 from driveprune.mask import Mask, bits, check_fits, owners, zero_removed
 
@@ -88,18 +89,24 @@ class Held:
 
     def clean(self) -> None:
         """Set everything to zero at removed places: weights, gradients and the optimisers' state."""
-        for keeper in self._keepers.values():
-            keeper.clean(keeper.weight.data)
+        self._clean_weights()
         self._clean_gradients()
         for optimizer in self._optimizers:
             self._clean_state(optimizer)
+        for keeper in self._keepers.values():
+            keeper.forget()
 
     def _watch(self, optimizer: Optimizer) -> list[Any]:
         return [
-            optimizer.register_step_pre_hook(lambda *_: self._clean_gradients()),
+            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._clean_weights()),
             optimizer.register_load_state_dict_post_hook(self._clean_state),
         ]
+
+    def _before_step(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.forget()
+        self._clean_gradients()
 
     def _clean_weights(self) -> None:
         for keeper in self._keepers.values():
@@ -112,12 +119,22 @@ class Held:
 
     def _clean_state(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS):
-            optimizer.state.clear()  # its history mixes all weights and describes another function
+            self._clean_lbfgs(optimizer)
             return
         for keeper in self._keepers.values():
             for value in optimizer.state.get(keeper.weight, {}).values():
                 if isinstance(value, Tensor) and value.shape == keeper.weight.shape:
-                    keeper.clean(value)
+                    keeper.clean_loaded(value)
+
+    def _clean_lbfgs(self, optimizer: LBFGS) -> None:
+        """Forget the history, vectors over all weights in a row, if it speaks of removed ones."""
+        kept_of = {keeper.weight: keeper.kept for keeper in self._keepers.values()}
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        rows = [kept_of.get(w, torch.ones(w.shape, dtype=torch.bool)).reshape(-1).cpu() for w in weights]
+        removed = ~torch.cat(rows)
+        history = [value for value in tree_leaves(list(optimizer.state.values())) if isinstance(value, Tensor)]
+        if any(value.cpu()[removed].any() for value in history if value.shape == removed.shape):
+            optimizer.state.clear()
 
     def _loaded(self, module: nn.Module, prefix: str) -> None:
         """After load_state_dict of a module: zero again, also where the parameter is a new object."""
@@ -125,7 +142,7 @@ class Held:
             keeper = self._keepers.get(prefix + leaf)
             if keeper is not None and parameter is not None:
                 keeper.take(parameter)
-                keeper.clean(parameter.data)
+                keeper.clean_loaded(parameter.data)
 
 
 def listed(optimizer: Optimizers) -> list[Optimizer]:
@@ -147,10 +164,14 @@ class _Keeper:
     def __init__(self, weight: nn.Parameter, kept: Tensor) -> None:
         self.weight = weight
         self.handle = self._register()
+        self._loaded: list[tuple[Tensor, Tensor]] = []
         self.keep(kept)
 
     def keep(self, kept: Tensor) -> None:
-        self._kept = kept.clone()
+        for tensor, values in self._loaded:
+            tensor.copy_(values)
+        self.forget()
+        self.kept = kept.clone()
         self._bits: dict[Any, Tensor] = {}
 
     def take(self, weight: nn.Parameter) -> None:
@@ -158,6 +179,20 @@ class _Keeper:
             self.handle.remove()
             self.weight = weight
             self.handle = self._register()
+
+    def clean_loaded(self, tensor: Tensor) -> None:
+        """Clean what may just have been loaded, and remember it until the next step.
+
+        A checkpoint is loaded in parts, in any order: if its mask comes last, its values are still there.
+        """
+        values = tensor.detach().clone()
+        self.clean(tensor)
+        if not torch.equal(values, tensor):
+            self._loaded.append((tensor.detach(), values))
+
+    def forget(self) -> None:
+        """Nothing that was loaded is needed any more."""
+        self._loaded.clear()
 
     def clean(self, tensor: Tensor) -> None:
         """Set removed places to +0.0; a sparse gradient is left to the step after it."""
@@ -167,7 +202,7 @@ class _Keeper:
         if layout not in self._bits:
             if len(self._bits) == 2:  # gradient and weight may differ; anything older has been moved or cast
                 self._bits.clear()
-            self._bits[layout] = bits(self._kept, tensor.detach())
+            self._bits[layout] = bits(self.kept, tensor.detach())
         zero_removed(tensor.detach(), self._bits[layout])
 
     def _register(self) -> Any:

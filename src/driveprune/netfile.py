@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,19 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mask]:
             f"{os.fspath(path)} is not a network of this version: its format is {metadata.get('format')!r}, "
             f"not {FORMAT!r}"
         )
+    try:
+        return _unfolded(tensors, metadata)
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
+
+
+def _unfolded(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[dict[str, Tensor], Mask]:
     mask = Mask(provenance=json.loads(metadata["provenance"]))
     for name, shape in json.loads(metadata["shapes"]).items():
         kept = _unpacked(tensors.pop(name + _MASK), shape)
         values = tensors.pop(name + _KEPT)
-        if len(values) != int(kept.count_nonzero()):
-            raise ValueError(f"{os.fspath(path)} is damaged: values and mask of {name} do not agree")
+        if values.shape != (int(kept.count_nonzero()),):
+            raise ValueError(f"values and mask of {name} do not agree")
         mask[name] = kept
         tensors[name] = torch.zeros(shape, dtype=values.dtype).masked_scatter_(kept, values)
     for name, other in json.loads(metadata["tied"]).items():
@@ -147,5 +155,7 @@ def _packed(kept: Tensor) -> Tensor:
 
 
 def _unpacked(packed: Tensor, shape: list[int]) -> Tensor:
-    size = int(np.prod(shape, dtype=np.int64))
+    size = prod(shape)
+    if len(packed) != (size + 7) // 8:
+        raise ValueError(f"{len(packed)} bytes of bits are no mask of shape {shape}")
     return torch.from_numpy(np.unpackbits(packed.numpy(), count=size).astype(np.bool_)).view(shape)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from torch import nn
@@ -159,23 +160,26 @@ def _row(model: nn.Module, method: known.Method, mask: Mask, example: Inputs, se
 
 
 def _table(found: Preview) -> Table:
-    table = Table(title="density of each layer, in %", title_justify="left")
+    table = Table(title="density of each layer, in %", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("layer", overflow="fold")
-    table.add_column("weights", justify="right")
+    table.add_column("weights", justify="right", no_wrap=True)
     for row in found.rows:
-        table.add_column(row.method + "*" * row.trains_first, justify="right")
+        table.add_column(row.method + "*" * row.trains_first, justify="right", overflow="fold", min_width=5)
     for name, kept in found.rows[0].mask.items() if found.rows else ():
-        table.add_row(name, f"{kept.numel():,}", *(_percent(row.densities[name], "empty") for row in found.rows))
+        table.add_row(
+            name.removesuffix(".weight"),
+            f"{kept.numel():,}",
+            *(_percent(row.densities[name], "empty") for row in found.rows),
+        )
     table.add_section()
     table.add_row("effective sparsity", "", *(_effective(row) for row in found.rows))
     table.add_row("empty layers", "", *(str(len(row.empty_layers)) for row in found.rows))
     table.add_row("multiply-adds", "", *(_percent(row.macs / max(1, found.macs), "none") for row in found.rows))
-    table.add_row("seconds", "", *(f"{row.seconds:.2g}" for row in found.rows))
     return table
 
 
 def _percent(fraction: float, nothing: str) -> str:
-    return f"{100 * fraction:.3g}" if fraction else f"[bold]{nothing}[/]"
+    return f"{100 * fraction:.2g}" if fraction else f"[bold]{nothing}[/]"
 
 
 def _effective(row: Row) -> str:

@@ -83,6 +83,8 @@ def _global(scores: Scores, candidates: Mapping[str, Tensor | None], count: int,
     A layer that falls short gets its minimum and leaves the competition; the others share the rest. Their
     shares only shrink by that, so a layer that has left never wants to come back.
     """
+    if min_kept == 0:
+        return _best(scores, candidates, count)
     floor = {name: min(min_kept, _available(score, candidates[name])) for name, score in scores.items()}
     if sum(floor.values()) > count:
         raise ValueError(
@@ -146,8 +148,8 @@ def _histogram(places: list[_Layer], shift: int, prefix: int, wide: bool) -> Cou
 
 
 def _check_first(places: list[_Layer], histogram: Counts, count: int, wide: bool) -> None:
-    edge = 0x10 if wide else 0x80  # the upper digits of -inf, inf and NaN lie beyond
-    if histogram[:edge].any() or histogram[_BINS - edge :].any():
+    edge = 0x10 if wide else 0x80  # the upper digits of -inf, inf and NaN lie on it or beyond
+    if histogram[: edge + 1].any() or histogram[_BINS - edge :].any():
         for piece in _pieces(places):
             if not piece.score[piece.candidates].isfinite().all():
                 raise ValueError(f"the scores of {piece.name} hold NaN or infinity")
@@ -233,9 +235,7 @@ class _Piece:
             kind = np.uint64 if wide else np.uint32
             first = shift == (48 if wide else 16)
             count = _count_first_cpu if first else _count_cpu
-            count(
-                _array(raw, kind), _array(candidates, np.uint8), kind(shift), kind(prefix), *_signs(kind), histogram
-            )
+            count(_array(raw, kind), _array(candidates, np.uint8), kind(shift), kind(prefix), _sign(kind), histogram)
         else:
             histogram += _count_any(raw, candidates, shift, prefix).cpu().numpy()
 
@@ -245,14 +245,19 @@ class _Piece:
         if raw.device.type == "cpu":
             kind = np.uint64 if wide else np.uint32
             arrays = _array(raw, kind), _array(candidates, np.uint8), _array(kept, np.uint8)
-            return int(_keep_above_cpu(*arrays, kind(limit), *_signs(kind)))
+            return int(_keep_above_cpu(*arrays, kind(limit), _sign(kind)))
         return _keep_above_any(raw, candidates, kept, limit)
 
     def keep_equal(self, limit: int, places: int, wide: bool) -> None:
         """Keep the first `places` candidates on the limit, too."""
-        key = _ordered_any(self.raw(wide))
-        equal = (key == _signed(limit, wide)) & self.candidates
-        self._kept.view(-1)[equal.nonzero().view(-1)[:places]] = True
+        raw, candidates, kept = self.raw(wide), self.candidates, self._kept.view(-1)
+        if raw.device.type == "cpu":
+            kind = np.uint64 if wide else np.uint32
+            arrays = _array(raw, kind), _array(candidates, np.uint8), _array(kept, np.uint8)
+            _keep_equal_cpu(*arrays, kind(limit), places, _sign(kind))
+        else:
+            equal = (_ordered_any(raw) == _signed(limit, wide)) & candidates
+            kept[equal.nonzero().view(-1)[:places]] = True
 
 
 def _check_pairs(scores: Scores, mask: Mapping[str, Tensor] | None) -> None:
@@ -281,18 +286,17 @@ def _check_allocation(scores: Scores, scope: Any) -> Mapping[str, int]:
     return {name: scope[name] for name in scores}
 
 
-# The passes. Bit patterns of floats, read as unsigned integers, order as the floats do once the negative ones
-# have all their bits flipped and the others their sign bit; the pattern of -0.0 then moves up to that of 0.0.
+# The passes. Bit patterns of floats, read as unsigned integers, order as the floats do once the sign bit of the
+# positive ones is set and the negative ones are negated; -0.0 and 0.0 then have the same pattern.
 
 
 def _array(tensor: Tensor, kind: Any) -> np.ndarray[Any, Any]:
     return tensor.numpy().view(kind)
 
 
-def _signs(kind: Any) -> tuple[Any, Any, Any]:
-    """The shift to the sign bit, the sign bit and 1, in the type of the patterns."""
-    shift = 8 * np.dtype(kind).itemsize - 1
-    return kind(shift), kind(1 << shift), kind(1)
+def _sign(kind: Any) -> Any:
+    """The sign bit, in the type of the patterns."""
+    return kind(1 << (8 * np.dtype(kind).itemsize - 1))
 
 
 def _compiled(function: _F) -> _F:
@@ -300,39 +304,46 @@ def _compiled(function: _F) -> _F:
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _ordered(raw: Any, shift: Any, sign: Any, one: Any) -> Any:
-    key = raw ^ (((raw >> shift) * (sign - one)) | sign)
-    return key + (one if key == sign - one else one - one)
+def _ordered(raw: Any, sign: Any) -> Any:
+    if raw & sign:
+        return sign - (raw ^ sign)
+    return raw | sign
 
 
 @_compiled
-def _count_first_cpu(
-    raw: Any, candidates: Any, shift: Any, _: Any, to_sign: Any, sign: Any, one: Any, histogram: Any
-) -> None:
+def _count_first_cpu(raw: Any, candidates: Any, shift: Any, _: Any, sign: Any, histogram: Any) -> None:
     for i in range(raw.size):
-        histogram[_ordered(raw[i], to_sign, sign, one) >> shift] += candidates[i]
+        histogram[_ordered(raw[i], sign) >> shift] += candidates[i]
 
 
 @_compiled
-def _count_cpu(
-    raw: Any, candidates: Any, shift: Any, prefix: Any, to_sign: Any, sign: Any, one: Any, histogram: Any
-) -> None:
+def _count_cpu(raw: Any, candidates: Any, shift: Any, prefix: Any, sign: Any, histogram: Any) -> None:
     digit = raw.dtype.type(_DIGIT)
     inside = raw.dtype.type(_BINS - 1)
     for i in range(raw.size):
-        key = _ordered(raw[i], to_sign, sign, one) >> shift
+        key = _ordered(raw[i], sign) >> shift
         if key >> digit == prefix:
             histogram[key & inside] += candidates[i]
 
 
 @_compiled
-def _keep_above_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, to_sign: Any, sign: Any, one: Any) -> Any:
+def _keep_above_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, sign: Any) -> Any:
     equal = np.uint32(0)
     for i in range(raw.size):
-        key = _ordered(raw[i], to_sign, sign, one)
+        key = _ordered(raw[i], sign)
         kept[i] = candidates[i] & np.uint8(key > limit)
         equal += candidates[i] & np.uint8(key == limit)
     return equal
+
+
+@_compiled
+def _keep_equal_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, places: Any, sign: Any) -> None:
+    for i in range(raw.size):
+        if places == 0:
+            return
+        if candidates[i] and _ordered(raw[i], sign) == limit:
+            kept[i] = 1
+            places -= 1
 
 
 def _signed(pattern: int, wide: bool) -> int:
@@ -341,8 +352,7 @@ def _signed(pattern: int, wide: bool) -> int:
 
 
 def _ordered_any(raw: Tensor) -> Tensor:
-    key = raw ^ ((raw >> (8 * raw.element_size() - 1)) & torch.iinfo(raw.dtype).max)
-    return key + (key == -1).to(key.dtype)
+    return torch.where(raw < 0, -(raw & torch.iinfo(raw.dtype).max), raw)
 
 
 def _count_any(raw: Tensor, candidates: Tensor, shift: int, prefix: int) -> Tensor:

@@ -1,6 +1,7 @@
 """One suite over every method in the folder."""
 
 import copy
+import itertools
 import random
 import warnings
 
@@ -88,7 +89,7 @@ def test_masks_only_shrink_unless_the_method_revives(method, monkeypatch):
         assert method == "force"  # compared with its own literal loop in test_force.py
         return
     assert masks
-    for before, after in zip(masks, masks[1:], strict=False):
+    for before, after in itertools.pairwise(masks):
         assert all(not (after[name] & ~before[name]).any() for name in before)
     assert same(dict(masks[-1]), dict(last.mask))
 

@@ -110,9 +110,7 @@ def test_squares_are_summed_over_batches():
 
 def test_a_fixed_batch_is_the_first_one():
     data = [batch(seed=seed, dtype=torch.float64) for seed in range(7)]
-    fixed = dp.prune(
-        mlp(dtype=torch.float64), data, method="drive", sparsity=0.9, knobs={"cuts": 7, "fresh": False}
-    )
+    fixed = dp.prune(mlp(dtype=torch.float64), data, method="drive", sparsity=0.9, knobs={"cuts": 7, "fresh": False})
     first = dp.prune(mlp(dtype=torch.float64), data[:1], method="drive", sparsity=0.9, knobs={"cuts": 7})
     fresh = dp.prune(mlp(dtype=torch.float64), data, method="drive", sparsity=0.9, knobs={"cuts": 7})
     assert all(torch.equal(fixed[name], first[name]) for name in first)

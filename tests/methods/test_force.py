@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -21,9 +22,7 @@ def test_equals_its_own_literal_loop_and_revives(seed):
     net = mlp(seed, torch.float64)
     masks = literal.iterate(copy.deepcopy(net), DATA, 0.95, 8, force_metric, revive=True)
     revived = sum(
-        int((after[name] & ~before[name]).sum())
-        for before, after in zip(masks, masks[1:], strict=False)
-        for name in before
+        int((after[name] & ~before[name]).sum()) for before, after in itertools.pairwise(masks) for name in before
     )
     assert revived > 0
     before = {name: w.detach().clone() for name, w in dp.prunable(net).items()}

@@ -15,4 +15,6 @@ def test_cuts_are_spread_between_begin_and_end_along_a_cubic_path():
 
 def test_bad_knobs():
     with pytest.raises(ValueError, match=r"begin=0.9, end=0.5"):
-        dp.Pruner(mlp(), None, method="gmp", sparsity=0.8, epochs=10, steps_per_epoch=1, knobs={"begin": 0.9, "end": 0.5})
+        dp.Pruner(
+            mlp(), None, method="gmp", sparsity=0.8, epochs=10, steps_per_epoch=1, knobs={"begin": 0.9, "end": 0.5}
+        )

@@ -88,15 +88,15 @@ def _one_cut(score: Score) -> PlanFunction:
 def _load(name: str) -> Any:
     if name in names():
         return importlib.import_module(f"{__name__}.{name}")
-    if "." not in name:
-        raise ValueError(f"unknown method {name!r}; there are {', '.join(names())}, or a dotted name of your own")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and not name.startswith(error.name):
+        if error.name is None or not name.startswith(error.name):
             raise
     module, _, function = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), function)
-    except (ModuleNotFoundError, AttributeError):
-        raise ValueError(f"unknown method {name!r}: there is no such module or function") from None
+    except (ModuleNotFoundError, AttributeError, ValueError):
+        raise ValueError(
+            f"unknown method {name!r}; there are {', '.join(names())}, or a module or function of your own"
+        ) from None

@@ -1,0 +1,78 @@
+"""Ratios of interleaved runs, and results that say where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def interleaved(jobs: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of each job, run in turn, round after round, so that a busy machine disturbs all alike.
+
+    The order turns around from one round to the next, so that no job always follows the same other one.
+    """
+    for _ in range(warmup):
+        for job in jobs.values():
+            job()
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds):
+        order = list(jobs.items())
+        for name, job in order if number % 2 == 0 else reversed(order):
+            start = time.perf_counter()
+            job()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], job: str, to: str) -> float:
+    """The median over rounds of a job's time as a multiple of another's."""
+    return statistics.median(a / b for a, b in zip(seconds[job], seconds[to], strict=True))
+
+
+def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
+    return {name: round(statistics.median(values), 4) for name, values in seconds.items()}
+
+
+def machine() -> dict[str, object]:
+    packages = ("driveprune", "torch", "numpy", "numba")
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def write(name: str, rows: list[dict[str, object]]) -> None:
+    """Write results/NAME.json, and print the rows; exit code 1 if a limit is missed."""
+    command = f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip()
+    RESULTS.mkdir(exist_ok=True)
+    content = {"command": command, "machine": machine(), "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    for row in rows:
+        print(row)
+    missed = [row for row in rows if row.get("holds") is False]
+    if missed:
+        raise SystemExit(f"{len(missed)} limits missed")

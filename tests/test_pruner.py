@@ -1,0 +1,297 @@
+import io
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import driveprune as dp
+from driveprune.mask import kept_count
+from tests.nets import batch, convnet, images, mlp, removed_are_zero, same, snapshot
+
+pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
+DATA = [images(seed=0), images(seed=1), images(seed=2)]
+
+
+def make(method="drive", net=None, **options):
+    net = net or convnet()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    knobs = {"imp": {"cycles": 3, "cycle_epochs": 2}, "gmp": {"cuts": 4}, "drive": {"early_epochs": 2, "cuts": 5}}
+    pruner = dp.Pruner(
+        net, optimizer, DATA, method=method, sparsity=0.9, epochs=6, steps_per_epoch=3, scheduler=scheduler,
+        **{"knobs": knobs.get(method), **options},
+    )  # fmt: skip
+    return net, optimizer, scheduler, pruner
+
+
+def one_step(net, optimizer, pruner, number):
+    x, y = DATA[number % 3]
+    torch.manual_seed(number)  # dropout by counter
+    F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    pruner.step()
+
+
+def test_the_moment_of_the_cut():
+    net, optimizer, _, pruner = make(knobs={"early_epochs": 2, "cuts": 5})
+    assert pruner.epochs == 6
+    assert pruner.held is None
+    for number in range(18):
+        assert (pruner.held is not None) == (number >= 6)
+        one_step(net, optimizer, pruner, number)
+    assert pruner.done
+    pruner.step()  # training on after the end changes nothing but the weights
+    assert removed_are_zero(net, pruner.mask)
+
+
+def test_methods_that_cut_first_cut_when_the_pruner_is_made():
+    net, _, _, pruner = make("snip")
+    assert pruner.held is not None
+    assert removed_are_zero(net, pruner.mask)
+    assert sum(int(k.sum()) for k in pruner.mask.values()) == kept_count(1624, 0.9)
+
+
+def test_optimiser_state_is_kept_after_the_cut_and_zero_where_removed():
+    net, optimizer, _, pruner = make()
+    for number in range(6):
+        one_step(net, optimizer, pruner, number)
+    state = optimizer.state[net[4].weight]["exp_avg"]
+    assert state[pruner.mask["4.weight"]].any()
+    assert not state[~pruner.mask["4.weight"]].any()
+
+
+def test_imp_takes_all_its_epochs():
+    *_, pruner = make("imp")
+    assert pruner.epochs == 3 * 2 + 6
+
+
+@pytest.mark.parametrize("method", ["drive", "imp", "gmp", "snip"])
+@pytest.mark.parametrize("stop", [0, 1, 5, 6, 7, 13, 17])
+@pytest.mark.parametrize("order", ["pruner first", "pruner last"])
+def test_going_on_from_a_checkpoint_is_bit_exact(method, stop, order):
+    net, optimizer, scheduler, pruner = make(method)
+    steps = pruner.epochs * 3
+    for number in range(stop):
+        one_step(net, optimizer, pruner, number)
+    file = io.BytesIO()
+    torch.save(
+        {
+            "net": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "pruner": pruner.state_dict(),
+        },
+        file,
+    )
+    for number in range(stop, steps):
+        one_step(net, optimizer, pruner, number)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    again, optimizer_again, scheduler_again, resumed = make(method, net=convnet(seed=9))
+    if order == "pruner first":
+        resumed.load_state_dict(state["pruner"])
+    again.load_state_dict(state["net"])
+    optimizer_again.load_state_dict(state["optimizer"])
+    scheduler_again.load_state_dict(state["scheduler"])
+    if order == "pruner last":
+        resumed.load_state_dict(state["pruner"])
+    for number in range(stop, steps):
+        one_step(again, optimizer_again, resumed, number)
+    assert same(net.state_dict(), again.state_dict())
+    assert same(dict(pruner.mask), dict(resumed.mask))
+    assert resumed.done
+
+
+def test_resume_does_not_cut_again():
+    calls = []
+
+    def score(model, mask, batches, *, loss, generator):
+        calls.append(1)
+        return {name: torch.rand(kept.shape, generator=generator) for name, kept in mask.items()}
+
+    *_, pruner = make(score)
+    net = convnet(seed=3)
+    before = snapshot(net)
+    *_, resumed = make(score, net=net, resume=pruner.state_dict())
+    assert len(calls) == 1
+    assert same(dict(resumed.mask), dict(pruner.mask))
+    assert all(torch.equal(net.state_dict()[n], torch.where(k, before[n], 0.0)) for n, k in pruner.mask.items())
+
+
+def test_a_checkpoint_of_another_plan():
+    *_, pruner = make("snip")
+    *_, other = make("drive")
+    with pytest.raises(ValueError, match="belongs to another plan.*snip.*drive"):
+        other.load_state_dict(pruner.state_dict())
+
+
+def test_shuffle_keeps_densities_and_gives_values_back():
+    net, initial = convnet(), snapshot(convnet())
+    cut = dp.methods.make_plan("snip", 0.9, 18, 3)[0]
+    pruner = dp.Pruner(
+        net, None, DATA, method=[cut, dp.Shuffle(seed=1), dp.Train(18)], sparsity=0.9, epochs=6, steps_per_epoch=3
+    )
+    plain = dp.prune(convnet(), DATA, method="snip", sparsity=0.9)
+    for name, kept in pruner.mask.items():
+        assert int(kept.sum()) == int(plain[name].sum())
+        assert torch.equal(net.state_dict()[name], torch.where(kept, initial[name], 0.0))
+    assert any(not torch.equal(kept, plain[name]) for name, kept in pruner.mask.items())
+
+
+def test_shuffle_after_a_rewind():
+    net, initial = mlp(), snapshot(mlp())
+    plan = [dp.Train(1), dp.Prune(dp.methods.magnitude.score, (0.9,)), dp.Rewind(0), dp.Shuffle(), dp.Train(3)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner = dp.Pruner(net, optimizer, [batch()], method=plan, sparsity=0.9, epochs=3, steps_per_epoch=1)
+    F.cross_entropy(net(batch()[0]), batch()[1]).backward()
+    optimizer.step()
+    pruner.step()
+    for name, kept in pruner.mask.items():
+        assert torch.equal(net.state_dict()[name], torch.where(kept, initial[name], 0.0))
+
+
+def test_reinit_draws_new_weights_under_the_same_mask():
+    net, initial = convnet(), snapshot(convnet())
+    net.train()(DATA[0][0])
+    cut = dp.methods.make_plan("snip", 0.9, 18, 3)[0]
+    state = torch.get_rng_state()
+    pruner = dp.Pruner(
+        net, None, DATA, method=[cut, dp.Reinit(seed=1), dp.Train(18)], sparsity=0.9, epochs=6, steps_per_epoch=3
+    )
+    assert torch.equal(state, torch.get_rng_state())
+    assert removed_are_zero(net, pruner.mask)
+    assert not net[1].running_mean.any()
+    for name, kept in pruner.mask.items():
+        assert not torch.equal(net.state_dict()[name][kept], initial[name][kept])
+
+
+def test_going_on_from_a_mask():
+    net, data = convnet(), [images()]
+    first = dp.prune(net, data, method="snip", sparsity=0.5)
+    second = dp.prune(net, data, method="snip", sparsity=0.9, mask=first)
+    assert all(not (second[name] & ~first[name]).any() for name in first)
+    with pytest.raises(ValueError, match="fewer than sparsity 0.5 asks for: start from a denser mask"):
+        dp.prune(net, data, method="snip", sparsity=0.5, mask=second)
+
+
+def test_min_kept():
+    net = convnet()
+    kept = dp.prune(net, [images()], method="magnitude", sparsity=0.99, min_kept=3)
+    assert all(int(k.sum()) >= 3 for k in kept.values())
+    assert sum(int(k.sum()) for k in kept.values()) == 16
+
+
+def bad_scores(value):
+    def score(model, mask, batches, *, loss, generator):
+        scores = {name: torch.rand(kept.shape) for name, kept in mask.items()}
+        if int(sum(kept.sum() for kept in mask.values())) < 1000:  # only after the first cuts
+            scores["4.weight"][0, 0] = value
+        return scores
+
+    return score
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_scores_in_the_middle_roll_back(value):
+    net = convnet()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = snapshot(net)
+    plan = [dp.Prune(bad_scores(value), (0.1, 0.3, 0.5, 0.9)), dp.Train(3)]
+    with pytest.raises(ValueError, match="scores of 4.weight hold NaN or infinity"):
+        dp.Pruner(net, optimizer, DATA, method=plan, sparsity=0.9, epochs=1, steps_per_epoch=3)
+    assert same(before, snapshot(net))
+    assert not optimizer.state
+
+
+def test_warnings_as_errors_roll_back_too():
+    net = convnet()
+    before = snapshot(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(dp.CollapseWarning, match="no path"):
+            dp.prune(net, [images()], method="random", sparsity=0.999)
+    assert same(before, snapshot(net))
+
+
+CASES = {
+    "percent": ({"sparsity": 98}, "did you mean 0.98"),
+    "empty": ({"batches": []}, "batches is empty"),
+    "exhausted": ({"batches": iter([images()])}, "ran out after 1 batches"),
+    "missing": ({"batches": None}, "pass batches"),
+    "method": ({"method": "drove"}, "unknown method 'drove'"),
+    "knob": ({"knobs": {"epochs": 3}}, "drive has no knob 'epochs'; it has early_epochs, cuts"),
+    "pattern": ({"exclude": "*"}, "nothing to prune"),
+    "mask": ({"mask": {"x": torch.ones(1, dtype=torch.bool)}}, "has no parameter 'x'"),
+    "loss": ({"loss": lambda m, b: m(b[0]).sum() * float("nan")}, "the loss is nan"),
+    "min_kept": ({"min_kept": 1000}, "min_kept=1000 asks for"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_names_itself_and_changes_nothing(case):
+    options, message = CASES[case]
+    net = convnet()
+    before = snapshot(net)
+    options = {"batches": [images()], "sparsity": 0.9, "method": "drive", **options}
+    with pytest.raises(ValueError, match=message):
+        dp.prune(net, options.pop("batches"), **options)
+    assert same(before, snapshot(net))
+
+
+def test_bad_lengths():
+    for options in ({"epochs": 0}, {"steps_per_epoch": 0}):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            dp.Pruner(mlp(), None, [batch()], sparsity=0.9, **{"epochs": 1, "steps_per_epoch": 1, **options})
+    with pytest.raises(ValueError, match="epochs before the cut are more than the whole training"):
+        dp.Pruner(mlp(), None, [batch()], sparsity=0.9, epochs=3, steps_per_epoch=1)
+
+
+def test_provenance():
+    kept = dp.prune(mlp(), [batch()], method="drive", sparsity=0.9, seed=4, knobs={"cuts": 3})
+    about = kept.provenance
+    assert about["method"] == "drive"
+    assert about["knobs"]["cuts"] == 3
+    assert about["knobs"]["early_epochs"] == 5.0
+    assert about["sparsity"] == 0.9
+    assert about["seed"] == 4
+    assert about["versions"]["torch"] == torch.__version__
+
+
+def test_data_loaders_repeat_by_seed():
+    data = torch.utils.data.TensorDataset(*images(size=64))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    masks = []
+    for seed in (0, 0, 1):
+        torch.rand(len(masks) + 1)  # whatever else draws from the global state
+        masks.append(dp.prune(convnet(), loader, sparsity=0.9, seed=seed, knobs={"cuts": 10}))
+    assert same(dict(masks[0]), dict(masks[1]))
+    assert not same(dict(masks[0]), dict(masks[2]))
+
+
+def test_the_loss_hook_serves_other_models():
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 1)
+
+        def forward(self, *, values):
+            return {"y": self.b(self.a(values).tanh())}
+
+    def loss(model, b):
+        return (model(values=b["x"])["y"].squeeze(-1) - b["y"]).square().mean()
+
+    data = [{"x": torch.randn(8, 6), "y": torch.randn(8)}]
+    for method in ("drive", "snip", "synflow", "force"):
+        kept = dp.prune(Twins(), data, method=method, sparsity=0.5, loss=loss)
+        assert sum(int(k.sum()) for k in kept.values()) == 14
+
+
+def test_wrapped_models_are_scored_unwrapped():
+    plain = dp.prune(convnet(), DATA, sparsity=0.9, knobs={"cuts": 3})
+    compiled = torch.compile(convnet(), backend="eager")
+    assert same(dict(plain), dict(dp.prune(compiled, DATA, sparsity=0.9, knobs={"cuts": 3})))
+    parallel = nn.DataParallel(convnet())
+    assert same(dict(plain), dict(dp.prune(parallel, DATA, sparsity=0.9, knobs={"cuts": 3})))
