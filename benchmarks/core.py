@@ -38,7 +38,7 @@ CUTS = 5
 
 
 def cut_rows(rounds: int = 6) -> list[Row]:
-    """A whole phase of cuts, as `prune` runs it: copies for a rollback, selection and the check for paths included."""
+    """A whole phase of cuts, as `prune` runs it: with its copies, selection and check for paths."""
     torch.manual_seed(0)
     net = dp.models.resnet18()
     data = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))

@@ -24,7 +24,7 @@ def test_show(tmp_path):
     dp.save(tmp_path / "x", net, mask)
     result = run("show", str(tmp_path / "x"))
     assert result.exit_code == 0
-    assert "765 of 1,530 weights, sparsity 0.5" in result.stdout
+    assert "765 of 1,530 weights are kept: sparsity 50.0000%" in result.stdout
     assert "method: random" in result.stdout
 
 

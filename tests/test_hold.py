@@ -470,6 +470,8 @@ def test_bad_input_changes_nothing():
     before = snapshot(net)
     with pytest.raises(ValueError, match="no parameter 'x'"):
         dp.hold(net, optimizer, {"x": torch.ones(1, dtype=torch.bool)})
+    with pytest.raises(ValueError, match="the optimiser has none of the masked weights"):
+        dp.hold(net, torch.optim.SGD(mlp().parameters(), lr=0.1), random_mask(net))
     with pytest.raises(TypeError, match="must be a torch optimiser"):
         dp.hold(net, ["sgd"], random_mask(net))
     assert same(before, snapshot(net))

@@ -6,7 +6,8 @@ from driveprune.mask import kept_count
 from tests.nets import convnet, images, same, snapshot
 
 
-def test_every_method_that_cuts_in_one_go_and_the_model_untouched(capsys):
+def test_every_method_that_cuts_in_one_go_and_the_model_untouched(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     net = convnet()
     before, state = snapshot(net), torch.get_rng_state()
     found = dp.preview(net, [images()], sparsity=0.9)

@@ -8,7 +8,7 @@ import driveprune
 HOME = Path(driveprune.__file__).parent
 ORDER = [
     "mask", "seeds", "files", "selection", "schedule", "gradients", "graph", "plan", "methods", "hold", "pruner",
-    "netfile", "models", "preview", "train", "cli",
+    "netfile", "models", "summary", "preview", "train", "cli",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
 from driveprune.preview import Preview, preview
 from driveprune.pruner import Pruner, prune
 from driveprune.selection import keep_top
+from driveprune.summary import Summary, summary
 
 __all__ = [
     "CollapseWarning",
@@ -25,6 +26,7 @@ __all__ = [
     "Reinit",
     "Rewind",
     "Shuffle",
+    "Summary",
     "Train",
     "apply",
     "effective_sparsity",
@@ -38,4 +40,5 @@ __all__ = [
     "prune",
     "save",
     "sparsity",
+    "summary",
 ]

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from driveprune import methods as known
-from driveprune.mask import all_weights, kept_weights, sparsity
 from driveprune.netfile import read
+from driveprune.summary import summary
 
 app = typer.Typer(help="Neural networks that are small from the start.", no_args_is_help=True, add_completion=False)
 
@@ -42,13 +42,7 @@ def show(file: Annotated[Path, typer.Argument(help="a file written by driveprune
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
         raise typer.Exit(2) from None
-    table = Table("layer", "weights", "kept", "density")
-    for name, kept in mask.items():
-        density = int(kept.count_nonzero()) / kept.numel()
-        bar = "█" * round(20 * density)
-        table.add_row(name, f"{kept.numel():,}", f"{int(kept.count_nonzero()):,}", f"{100 * density:6.2f}% {bar}")
     console = Console()
-    console.print(table)
-    console.print(f"{kept_weights(mask):,} of {all_weights(mask):,} weights, sparsity {sparsity(mask):.4g}")
+    console.print(summary(mask))
     for key, value in mask.provenance.items():
         console.print(f"[bold]{key}[/]: {value}")

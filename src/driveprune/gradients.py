@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.dropout import _DropoutNd
 
 from driveprune.mask import Loss, owners, parameters, unwrap
@@ -43,7 +44,7 @@ def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
             yield batch
         if served == 0:
             raise ValueError("batches is empty: there is nothing to score with")
-        if served == before or iter(batches) is batches:
+        if served == before or isinstance(batches, Iterator):
             raise ValueError(
                 f"the batch iterator ran out after {served} batches: pass something that can be iterated again, "
                 "such as a list or a data loader"
@@ -107,7 +108,8 @@ def hessian_gradients(
     g = gradients(model, names, iter(drawn), loss=loss, count=count)
     weights = _named(model, names)
     product = {name: torch.zeros_like(g[name]) for name in names}
-    with differentiable(weights.values()):
+    # Fused attention kernels have no second derivative; the plain one has.
+    with differentiable(weights.values()), sdpa_kernel(SDPBackend.MATH):
         for batch, size in zip(drawn, sizes, strict=True):
             own = _gradient(model, list(weights.values()), batch, loss, twice=True)
             dot = sum(

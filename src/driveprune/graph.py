@@ -22,7 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune.gradients import evaluating
-from driveprune.mask import Loss, Mask, empty_layers, kept_weights, parameters, sparsity, unwrap
+from driveprune.mask import Loss, Mask, all_weights, empty_layers, kept_weights, parameters, sparsity, unwrap
+
+_LARGEST = 1 << 28  # weights: above, a float64 copy only for a warning is too much to ask for
 
 
 class CollapseWarning(UserWarning):
@@ -288,7 +290,7 @@ def check_paths(model: nn.Module, mask: Mapping[str, Tensor], example: Inputs | 
     """
     empty = empty_layers(mask)
     found = None
-    if example is not None:
+    if example is not None and all_weights(mask) <= _LARGEST:
         try:
             found = flow(model, mask, example)
         except Exception as error:  # the user's own code may refuse a float64 copy of itself
@@ -306,7 +308,7 @@ def check_paths(model: nn.Module, mask: Mapping[str, Tensor], example: Inputs | 
         detour = (
             "paths around it remain, the network can learn"
             if found
-            else "whether paths remain is not known without batches"
+            else "whether paths around it remain was not checked"
         )
         warnings.warn(f"nothing is left of {_list(empty)}; {detour}", CollapseWarning, stacklevel=4)
 

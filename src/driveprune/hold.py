@@ -48,6 +48,7 @@ class Held:
     def __init__(self, model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) -> None:
         weights = check_fits(model, mask)
         self._optimizers = listed(optimizer)
+        _check_trained(weights, self._optimizers)
         for name, weight in weights.items():
             if any(isinstance(hook, _MaskGradient) for hook in _hooks(weight)):
                 raise ValueError(f"{name} is held already: call update(mask) or release() on that hold")
@@ -152,6 +153,15 @@ def listed(optimizer: Optimizers) -> list[Optimizer]:
         if not isinstance(one, Optimizer):
             raise TypeError(f"optimizer must be a torch optimiser, several of them or None, got {type(one).__name__}")
     return optimizers
+
+
+def _check_trained(weights: Mapping[str, Tensor], optimizers: list[Optimizer]) -> None:
+    trained = {w for one in optimizers for group in one.param_groups for w in group["params"]}
+    if optimizers and weights and trained.isdisjoint(weights.values()):
+        raise ValueError(
+            "the optimiser has none of the masked weights: was it made for another model, or before the model "
+            "was moved or copied?"
+        )
 
 
 def _hooks(weight: Tensor) -> list[Any]:

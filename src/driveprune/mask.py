@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
@@ -19,16 +19,11 @@ from torch.optim.swa_utils import AveragedModel
 Scores = dict[str, Tensor]
 """Parameter name -> score of each weight; higher is kept."""
 
-_WRAPPERS = {
-    OptimizedModule: "_orig_mod",
-    DataParallel: "module",
-    DistributedDataParallel: "module",
-    AveragedModel: "module",
-}
+_WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _NEVER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _BY_INCLUDE_ONLY = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
 _PARAMETRISED = ("weight_g", "weight_v", "weight_orig")
-_LOOKUPS = ("pos", "emb", "token")
+_NO_WEIGHTS = ("pos", "emb", "token", "bias")
 
 
 class Mask(dict[str, Tensor]):
@@ -49,9 +44,13 @@ def unwrap(model: nn.Module) -> nn.Module:
     >>> unwrap(nn.DataParallel(net := nn.Linear(2, 2))) is net
     True
     """
-    while type(model) in _WRAPPERS:
-        model = getattr(model, _WRAPPERS[type(model)])
-    return model
+    while True:
+        if "_orig_mod" in model._modules:  # torch.compile
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, _WRAPPERS):
+            model = model.module
+        else:
+            return model
 
 
 def owners(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -144,7 +143,7 @@ def _chosen_by_default(parameter: nn.Parameter, names: list[str], modules: list[
         return True
     # A bare parameter of a user's module: a matrix is a weight; a (C, 1, 1) scale or a table of positions is not.
     is_matrix = sum(size > 1 for size in parameter.shape) >= 2
-    return is_matrix and not any(word in leaf.lower() for leaf in leaves for word in _LOOKUPS)
+    return is_matrix and not any(word in leaf.lower() for leaf in leaves for word in _NO_WEIGHTS)
 
 
 def _patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -162,7 +161,7 @@ def everything(weights: Mapping[str, Tensor]) -> Mask:
 
 def check_sparsity(sparsity: float) -> float:
     """The sparsity itself, or an error that says what is wrong with it."""
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
+    if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
         raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}")
     if not 0 <= sparsity < 1:
         hint = f" (did you mean {sparsity / 100:g}?)" if 1 < sparsity < 100 else ""

@@ -221,7 +221,8 @@ class Pruner:
         """Do one phase at once. `values` are the weights before the last cut or rewind took some away."""
         match phase:
             case Prune():
-                values = self._values(self._mask)
+                if any(isinstance(later, Shuffle) for later in self.plan[self._cursor :]):
+                    values = self._values(self._mask)
                 self._prune(phase)
             case Rewind():
                 values = self._snapshots[phase.to]["values"]

@@ -300,10 +300,13 @@ def _sign(kind: Any) -> Any:
 
 
 def _compiled(function: _F) -> _F:
-    return cast(_F, numba.njit(cache=True, nogil=True)(function))
+    try:
+        return cast(_F, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # there is no folder to keep compiled code in
+        return cast(_F, numba.njit(nogil=True)(function))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(inline="always")
 def _ordered(raw: Any, sign: Any) -> Any:
     if raw & sign:
         return sign - (raw ^ sign)

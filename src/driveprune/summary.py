@@ -1,0 +1,113 @@
+"""What a mask leaves of a network, layer by layer, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from torch import Tensor, nn
+
+from driveprune.graph import flow
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight tensor: how much there is, how much is kept, how much of that lies on a path."""
+
+    name: str
+    shape: tuple[int, ...]
+    weights: int
+    kept: int
+    effective: int | None
+
+    @property
+    def density(self) -> float:
+        """The kept fraction."""
+        return self.kept / self.weights
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of a mask and their sums; printed, a table with bars."""
+
+    layers: tuple[Layer, ...]
+    macs: int | None
+    dense_macs: int | None
+
+    @property
+    def weights(self) -> int:
+        """All weights, kept or not."""
+        return sum(layer.weights for layer in self.layers)
+
+    @property
+    def kept(self) -> int:
+        """The weights that are kept."""
+        return sum(layer.kept for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of weights that is removed."""
+        return 1 - self.kept / self.weights
+
+    @property
+    def effective_sparsity(self) -> float | None:
+        """The same when weights on no path from input to output count as removed; None without a model."""
+        paths = [layer.effective for layer in self.layers if layer.effective is not None]
+        return 1 - sum(paths) / self.weights if len(paths) == len(self.layers) else None
+
+    def __str__(self) -> str:
+        console = Console(width=100, force_terminal=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        known = self.effective_sparsity is not None
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("layer", overflow="fold")
+        for title in ("shape", "weights", "kept", *(["on a path"] if known else []), "density"):
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for layer in self.layers:
+            cells = [str(layer.effective)] if known else []
+            table.add_row(*_cells(layer), *cells, f"{100 * layer.density:.2f}%", "█" * round(20 * layer.density))
+        yield table
+        yield f"{self.kept:,} of {self.weights:,} weights are kept: sparsity {self.sparsity:.4%}"
+        if self.effective_sparsity is not None and self.macs is not None and self.dense_macs:
+            share = self.macs / self.dense_macs
+            effective = f"effective sparsity {self.effective_sparsity:.4%}"
+            yield f"{effective}; {self.macs:,} multiply-adds, {share:.2%} of dense"
+
+
+def _cells(layer: Layer) -> tuple[str, str, str, str]:
+    shape = "×".join(map(str, layer.shape))
+    kept = f"{layer.kept:,}" if layer.kept else "[bold]empty[/]"
+    return layer.name, shape, f"{layer.weights:,}", kept
+
+
+def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example: Any = None) -> Summary:
+    """The layers of a mask; with a model and an example input, also effective sparsity and multiply-adds.
+
+    >>> import torch
+    >>> summary({"fc.weight": torch.tensor([[True, False, False, False]])}).layers[0].density
+    0.25
+    """
+    found = None if model is None else flow(model, mask, example)
+    layers = tuple(
+        Layer(
+            name=name,
+            shape=tuple(kept.shape),
+            weights=kept.numel(),
+            kept=int(kept.count_nonzero()),
+            effective=None if found is None else int(found.effective[name].count_nonzero()),
+        )
+        for name, kept in mask.items()
+    )
+    if found is None:
+        return Summary(layers, None, None)
+    dense = sum(found.positions.get(layer.name, 0) * layer.weights for layer in layers)
+    return Summary(layers, found.macs(mask), dense)
