@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
 
 from driveprune.mask import Loss, owners, parameters, unwrap
 
@@ -36,6 +38,9 @@ def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
         raise ValueError("this method looks at data: pass batches, a list of batches or a data loader")
     if isinstance(batches, tuple) and batches and all(isinstance(part, Tensor) for part in batches):
         raise ValueError("batches must be a collection of batches, got one batch: pass [(x, y)]")
+    if isinstance(batches, DataLoader) and batches.persistent_workers:
+        batches = copy.copy(batches)  # workers of our own: the user's may be in the middle of an epoch
+        batches._iterator = None
     served = 0
     while True:
         before = served
@@ -43,7 +48,7 @@ def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
             served += 1
             yield batch
         if served == 0:
-            raise ValueError("batches is empty: there is nothing to score with")
+            raise ValueError("batches is empty, or was used up before: there is nothing to score with")
         if served == before or isinstance(batches, Iterator):
             raise ValueError(
                 f"the batch iterator ran out after {served} batches: pass something that can be iterated again, "
@@ -78,6 +83,8 @@ def gradients(
     "squares" gives √Σ_b g_b², which is formed without squaring, so that nothing underflows. Half-precision
     gradients are combined in float32.
     """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"batches_per_cut must be a whole number of at least 1, got {count!r}")
     if combine not in ("mean", "squares"):
         raise ValueError(f'combine must be "mean" or "squares", got {combine!r}')
     weights = _named(model, names)
@@ -92,8 +99,8 @@ def gradients(
             elif combine == "squares":
                 total = {name: torch.hypot(t, own[name].to(t.dtype)) for name, t in total.items()}
             else:
-                for name, t in total.items():
-                    t.lerp_(own[name].to(t.dtype), new / (examples + new))
+                share = new / (examples + new)  # not in place: gradients may be one tensor, or expanded
+                total = {name: torch.lerp(t, own[name].to(t.dtype), share) for name, t in total.items()}
             examples += new
     return total
 
@@ -140,7 +147,10 @@ def _grad(value: Tensor, weights: list[nn.Parameter], twice: bool = False) -> li
     if not value.requires_grad:
         return [torch.zeros_like(weight) for weight in weights]
     found = torch.autograd.grad(value.sum(), weights, create_graph=twice, allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+    return [
+        torch.zeros_like(w) if g is None else g.to_dense() if g.is_sparse else g
+        for w, g in zip(weights, found, strict=True)
+    ]
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
@@ -193,21 +203,54 @@ def differentiable(weights: Iterable[nn.Parameter]) -> Iterator[None]:
 def scoring(model: nn.Module, seed: int) -> Iterator[nn.Module]:
     """The unwrapped model as in training but with dropout off; afterwards no trace of what was done with it.
 
-    Training flags, buffers (running statistics), rates of recurrent dropout, gradients and the random state of
+    Dropout is off in its modules, as a function and inside attention. Training flags, buffers (running statistics), rates of recurrent dropout, gradients and the random state of
     torch, numpy and Python are put back. Inside, all three are seeded, so that loaders and augmentation repeat.
     A model in evaluation mode is scored in training mode; a frozen normalisation layer of a model in training
     stays as it is.
     """
     model = unwrap(model)
-    with _same_flags(model), _same_buffers(model), _same_gradients(model), seeded(model, seed):
+    with _same_flags(model), _same_buffers(model), _same_gradients(model), seeded(model, seed), _fresh_casts():
         if not model.training:
             model.train()
         for module in model.modules():
-            if isinstance(module, _DropoutNd | nn.MultiheadAttention):
+            if isinstance(module, nn.MultiheadAttention):
                 module.training = False
             elif isinstance(module, nn.RNNBase):
                 module.dropout = 0.0
-        yield model
+        with _NoDropout():
+            yield model
+
+
+class _NoDropout(TorchFunctionMode):
+    """Functions that drop out at random let everything through."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            args, kwargs = args[:4], {**kwargs, **dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))}
+            kwargs["dropout_p"] = 0.0
+        return function(*args, **kwargs)
+
+
+_DROPOUTS = {
+    *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_"),
+    *("alpha_dropout", "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_"),
+}
+
+
+@contextmanager
+def _fresh_casts() -> Iterator[None]:
+    """Forget copies of weights that autocast made before, and those that it makes meanwhile."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 @contextmanager

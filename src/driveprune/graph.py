@@ -73,7 +73,8 @@ def example_of(model: nn.Module, batch: Any, loss: Loss) -> Inputs:
         loss(model, batch)
     except _Captured:
         sizes = {len(leaf) if leaf.dim() else 0 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
-        return _first(seen[0], sizes.pop()) if len(sizes) == 1 else seen[0]
+        time_first = any(getattr(module, "batch_first", None) is False for module in model.modules())
+        return _first(seen[0], sizes.pop()) if len(sizes) == 1 and not time_first else seen[0]
     finally:
         hook.remove()
     raise ValueError("the loss does not call the model itself, so its input is not known")
@@ -122,7 +123,7 @@ def flow(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> Flow:
     names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
     with evaluating(twin), torch.enable_grad(), _Twin(names) as mode:
         output = twin(*inputs.args, **inputs.kwargs)
-    signal = sum((leaf.sum() for leaf in _floats(output)), torch.zeros((), dtype=torch.float64))
+    signal = total(output)
     chosen = [weights[name] for name in mask]
     found: tuple[Tensor | None, ...] = (None,) * len(chosen)
     if signal.requires_grad:
@@ -178,8 +179,9 @@ def _floats(output: Any) -> Iterator[Tensor]:
 
 
 def total(output: Any) -> Tensor:
-    """The sum of all floating outputs of a model."""
-    return torch.stack([leaf.sum() for leaf in _floats(output)]).sum()
+    """The sum of all floating outputs of a model; a loss that it returns beside them is left out."""
+    leaves = list(_floats(output))
+    return torch.stack([leaf.sum() for leaf in leaves if leaf.dim() or len(leaves) == 1]).sum()
 
 
 # What the twin does instead of the network's own operations.

@@ -48,18 +48,17 @@ class Held:
     def __init__(self, model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) -> None:
         weights = check_fits(model, mask)
         self._optimizers = listed(optimizer)
-        _check_trained(weights, self._optimizers)
-        for name, weight in weights.items():
-            if any(isinstance(hook, _MaskGradient) for hook in _hooks(weight)):
-                raise ValueError(f"{name} is held already: call update(mask) or release() on that hold")
+        check_free(weights, self._optimizers)
         self._keepers = {name: _Keeper(weight, mask[name]) for name, weight in weights.items()}
-        self._mask = Mask(mask)
+        self._mask = _copy(mask)
+        self._released = False
         self._handles = [handle for one in self._optimizers for handle in self._watch(one)]
-        self._handles += [
-            module.register_load_state_dict_post_hook(_AfterLoad(self, prefix))  # type: ignore[no-untyped-call]
-            for prefix, module in owners(model)
-            if any(prefix + leaf in self._keepers for leaf in module._parameters)
-        ]
+        name_of = {weight: name for name, weight in weights.items()}
+        for _, module in owners(model):
+            held = {leaf: name_of[p] for leaf, p in module._parameters.items() if p is not None and p in name_of}
+            if held:
+                hook = _AfterLoad(self, held)
+                self._handles.append(module.register_load_state_dict_post_hook(hook))  # type: ignore[no-untyped-call]
         self.clean()
 
     @property
@@ -69,6 +68,8 @@ class Held:
 
     def update(self, mask: Mapping[str, Tensor]) -> None:
         """Hold another mask of the same weights from now on."""
+        if self._released:
+            raise ValueError("this hold was released: make a new one with hold(model, optimizer, mask)")
         if missing := sorted(mask.keys() ^ self._keepers.keys()):
             raise ValueError(f"the new mask must be for the same weights as the old one; {missing[0]} is not in both")
         for name, keeper in self._keepers.items():
@@ -79,7 +80,7 @@ class Held:
                 )
         for name, keeper in self._keepers.items():
             keeper.keep(mask[name])
-        self._mask = Mask(mask)
+        self._mask = _copy(mask)
         self.clean()
 
     def release(self) -> None:
@@ -87,6 +88,7 @@ class Held:
         for handle in (*self._handles, *(keeper.handle for keeper in self._keepers.values())):
             handle.remove()
         self._handles.clear()
+        self._released = True
 
     def clean(self) -> None:
         """Set everything to zero at removed places: weights, gradients and the optimisers' state."""
@@ -106,6 +108,7 @@ class Held:
 
     def _before_step(self) -> None:
         for keeper in self._keepers.values():
+            keeper.watch()
             keeper.forget()
         self._clean_gradients()
 
@@ -115,17 +118,16 @@ class Held:
 
     def _clean_gradients(self) -> None:
         for keeper in self._keepers.values():
-            if keeper.weight.grad is not None:
-                keeper.clean(keeper.weight.grad)
+            keeper.clean_gradient()
 
     def _clean_state(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS):
             self._clean_lbfgs(optimizer)
             return
         for keeper in self._keepers.values():
-            for value in optimizer.state.get(keeper.weight, {}).values():
+            for key, value in optimizer.state.get(keeper.weight, {}).items():
                 if isinstance(value, Tensor) and value.shape == keeper.weight.shape:
-                    keeper.clean_loaded(value)
+                    keeper.clean_loaded(value, (optimizer, key))
 
     def _clean_lbfgs(self, optimizer: LBFGS) -> None:
         """Forget the history, vectors over all weights in a row, if it speaks of removed ones."""
@@ -137,13 +139,13 @@ class Held:
         if any(value.cpu()[removed].any() for value in history if value.shape == removed.shape):
             optimizer.state.clear()
 
-    def _loaded(self, module: nn.Module, prefix: str) -> None:
+    def _loaded(self, module: nn.Module, held: Mapping[str, str]) -> None:
         """After load_state_dict of a module: zero again, also where the parameter is a new object."""
-        for leaf, parameter in module._parameters.items():
-            keeper = self._keepers.get(prefix + leaf)
-            if keeper is not None and parameter is not None:
-                keeper.take(parameter)
-                keeper.clean_loaded(parameter.data)
+        for leaf, name in held.items():
+            parameter = module._parameters.get(leaf)
+            if parameter is not None:
+                self._keepers[name].take(parameter)
+                self._keepers[name].clean_loaded(parameter.data, None)
 
 
 def listed(optimizer: Optimizers) -> list[Optimizer]:
@@ -155,7 +157,11 @@ def listed(optimizer: Optimizers) -> list[Optimizer]:
     return optimizers
 
 
-def _check_trained(weights: Mapping[str, Tensor], optimizers: list[Optimizer]) -> None:
+def check_free(weights: Mapping[str, Tensor], optimizers: list[Optimizer]) -> None:
+    """An error if these weights cannot be held: held already, or trained by other optimisers."""
+    for name, weight in weights.items():
+        if any(isinstance(hook, _MaskGradient) for hook in _hooks(weight)):
+            raise ValueError(f"{name} is held already: call update(mask) or release() on that hold")
     trained = {w for one in optimizers for group in one.param_groups for w in group["params"]}
     if optimizers and weights and trained.isdisjoint(weights.values()):
         raise ValueError(
@@ -164,8 +170,16 @@ def _check_trained(weights: Mapping[str, Tensor], optimizers: list[Optimizer]) -
         )
 
 
+def _copy(mask: Mapping[str, Tensor]) -> Mask:
+    return Mask({name: kept.clone() for name, kept in mask.items()}, getattr(mask, "provenance", None))
+
+
 def _hooks(weight: Tensor) -> list[Any]:
     return list((getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
+Place = tuple[Optimizer, str] | None
+"""Where a loaded tensor belongs: None is the weight itself, else a state of an optimiser under a key."""
 
 
 class _Keeper:
@@ -173,41 +187,74 @@ class _Keeper:
 
     def __init__(self, weight: nn.Parameter, kept: Tensor) -> None:
         self.weight = weight
-        self.handle = self._register()
-        self._loaded: list[tuple[Tensor, Tensor]] = []
-        self.keep(kept)
+        self.kept = kept.clone()
+        self.handle: Any = _Nothing()
+        self._bits: dict[Any, Tensor] = {}
+        self._loaded: dict[Place, Tensor] = {}
+        self.watch()
+
+    def watch(self) -> None:
+        """Mask gradients from now on, if there are any and it is not done yet."""
+        if isinstance(self.handle, _Nothing) and self.weight.requires_grad:
+            self.handle = self.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _MaskGradient(self)
+            )
 
     def keep(self, kept: Tensor) -> None:
-        for tensor, values in self._loaded:
-            tensor.copy_(values)
+        """Keep other places from now on; what was loaded there since the last step comes back."""
+        for place, values in self._loaded.items():
+            tensor = self._at(place)
+            if tensor is not None:
+                old = self.kept.to(tensor.device)
+                tensor.copy_(torch.where(old, tensor, values.to(tensor)))
         self.forget()
         self.kept = kept.clone()
-        self._bits: dict[Any, Tensor] = {}
+        self._bits.clear()
+
+    def _at(self, place: Place) -> Tensor | None:
+        if place is None:
+            return self.weight.data
+        optimizer, key = place
+        found = optimizer.state.get(self.weight, {}).get(key)
+        return found if isinstance(found, Tensor) else None
 
     def take(self, weight: nn.Parameter) -> None:
+        """Go over to another parameter object, which load_state_dict(assign=True) has put in the place."""
         if weight is not self.weight:
             self.handle.remove()
+            self.handle = _Nothing()
             self.weight = weight
-            self.handle = self._register()
+            self.watch()
 
-    def clean_loaded(self, tensor: Tensor) -> None:
-        """Clean what may just have been loaded, and remember it until the next step.
+    def clean_loaded(self, tensor: Tensor, place: Place) -> None:
+        """Clean what may just have been loaded, and remember it until training goes on.
 
         A checkpoint is loaded in parts, in any order: if its mask comes last, its values are still there.
         """
         values = tensor.detach().clone()
         self.clean(tensor)
+        self._loaded.pop(place, None)
         if not torch.equal(values, tensor):
-            self._loaded.append((tensor.detach(), values))
+            self._loaded[place] = values
 
     def forget(self) -> None:
         """Nothing that was loaded is needed any more."""
         self._loaded.clear()
 
-    def clean(self, tensor: Tensor) -> None:
-        """Set removed places to +0.0; a sparse gradient is left to the step after it."""
-        if tensor.layout is not torch.strided:
+    def clean_gradient(self) -> None:
+        """Mask the gradient, whoever has made it."""
+        gradient = self.weight.grad
+        if gradient is None:
             return
+        if gradient.is_sparse:
+            self.weight.grad = _masked_sparse(gradient.coalesce(), self.kept.to(gradient.device))
+            return
+        if any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)):
+            self.weight.grad = gradient = gradient.clone(memory_format=torch.contiguous_format)  # was expanded
+        self.clean(gradient)
+
+    def clean(self, tensor: Tensor) -> None:
+        """Set removed places to +0.0."""
         layout = (tensor.element_size(), tensor.stride(), tensor.device)
         if layout not in self._bits:
             if len(self._bits) == 2:  # gradient and weight may differ; anything older has been moved or cast
@@ -215,31 +262,33 @@ class _Keeper:
             self._bits[layout] = bits(self.kept, tensor.detach())
         zero_removed(tensor.detach(), self._bits[layout])
 
-    def _register(self) -> Any:
-        if not self.weight.requires_grad:
-            return _Nothing()
-        return self.weight.register_post_accumulate_grad_hook(_MaskGradient(self.clean))  # type: ignore[no-untyped-call]
+
+def _masked_sparse(gradient: Tensor, kept: Tensor) -> Tensor:
+    """A sparse gradient, such as an embedding's, with zeros at removed places."""
+    places = tuple(gradient.indices())
+    values = torch.where(kept[places], gradient.values(), 0)
+    return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
 
 
 class _MaskGradient:
     """Masks a gradient as soon as it is there."""
 
-    def __init__(self, clean: Callable[[Tensor], None]) -> None:
-        self._clean = clean
+    def __init__(self, keeper: _Keeper) -> None:
+        self._keeper = keeper
 
-    def __call__(self, weight: Tensor) -> None:
-        if weight.grad is not None:
-            self._clean(weight.grad)
+    def __call__(self, _: Tensor) -> None:
+        self._keeper.forget()
+        self._keeper.clean_gradient()
 
 
 class _AfterLoad:
     """Reapplies a hold after a module's load_state_dict; copies and pickles of the module get a blank."""
 
-    def __init__(self, held: Held, prefix: str) -> None:
-        self._held, self._prefix = held, prefix
+    def __init__(self, held: Held, names: Mapping[str, str]) -> None:
+        self._held, self._names = held, names
 
     def __call__(self, module: nn.Module, _: Any) -> None:
-        self._held._loaded(module, self._prefix)
+        self._held._loaded(module, self._names)
 
     def __deepcopy__(self, _: Any) -> Callable[..., None]:
         return _blank

@@ -68,7 +68,7 @@ Plan = list[Train | Prune | Rewind | Shuffle | Reinit]
 
 def early(epochs: float, steps_per_epoch: int) -> Plan:
     """Dense training before the first cut; nothing for 0 epochs."""
-    if epochs < 0:
+    if not epochs >= 0:
         raise ValueError(f"early_epochs must not be negative, got {epochs}")
     return [Train(round(epochs * steps_per_epoch))] if epochs else []
 

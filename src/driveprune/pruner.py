@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
 from math import ceil
@@ -15,12 +16,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from driveprune import methods
 from driveprune.gradients import cross_entropy, endless, scoring, seeded
 from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of
-from driveprune.hold import Held, Optimizers, hold, listed
+from driveprune.hold import Held, Optimizers, check_free, hold, listed
 from driveprune.mask import (
     Loss,
     Mask,
@@ -85,7 +86,7 @@ def prune(
     60
 
     """
-    check_sparsity(sparsity)
+    sparsity, seed = check_sparsity(sparsity), int(seed)
     phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
     start = (
         Mask(mask)
@@ -150,7 +151,11 @@ class Pruner:
         progress: bool = True,
         resume: Mapping[str, Any] | None = None,
     ) -> None:
-        check_sparsity(sparsity)
+        sparsity, seed = check_sparsity(sparsity), int(seed)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                "a ReduceLROnPlateau needs your metric at each step: step it yourself, without the pruner"
+            )
         if epochs < 1 or steps_per_epoch < 1:
             raise ValueError(
                 "epochs and steps_per_epoch must be at least 1, "
@@ -172,10 +177,22 @@ class Pruner:
         self._held: Held | None = None
         provenance = _provenance(method, knobs, sparsity, seed)
         self._mask = Mask(everything(prunable(model, include=include, exclude=exclude, frozen=frozen)), provenance)
+        check_free(check_fits(self._model, self._mask), self._optimizers)
         if resume is not None:
             self.load_state_dict(resume)
         else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Do what comes before any training; if that fails, everything is as it was before."""
+        before = {} if isinstance(self.plan[0], Train) else self._values(self._tensors())
+        try:
             self._advance()
+        except BaseException:
+            if self._held is not None:
+                self._held.release()
+            restore(self._tensors(), before)
+            raise
 
     @property
     def mask(self) -> Mask:
@@ -255,26 +272,29 @@ class Pruner:
     def _remember(self) -> None:
         """Take a snapshot if the plan is going to rewind to this step."""
         targets = {phase.to for phase in self.plan if isinstance(phase, Rewind)}
-        if self.cycle == 0 and self.cycle_step in targets and self.cycle_step not in self._snapshots:
+        if self.cycle_step in targets and self.cycle_step not in self._snapshots:
             self._snapshots[self.cycle_step] = {
-                "values": self._values({**parameters(self._model), **_buffers(self._model)}),
+                "values": self._values(self._tensors()),
                 "groups": [[_settings(group) for group in one.param_groups] for one in self._optimizers],
-                "scheduler": None if self._scheduler is None else _copied(self._scheduler.state_dict()),
+                "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
             }
 
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**parameters(self._model), **_buffers(self._model)}
+
     def _values(self, names: Iterable[str]) -> dict[str, Tensor]:
-        known = {**parameters(self._model), **_buffers(self._model)}
+        known = self._tensors()
         return {name: known[name].detach().clone() for name in names}
 
     def _rewind(self, phase: Rewind) -> None:
         snapshot = self._snapshots[phase.to]
-        restore({**parameters(self._model), **_buffers(self._model)}, snapshot["values"])
+        restore(self._tensors(), snapshot["values"])
         self._forget_optimizers()
         for optimizer, groups in zip(self._optimizers, snapshot["groups"], strict=True):
-            for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                group.update(_copied(settings))
+            for group, settings in zip(optimizer.param_groups, groups, strict=False):  # later groups stay as they are
+                group.update(copy.deepcopy(settings))
         if self._scheduler is not None:
-            self._scheduler.load_state_dict(_copied(snapshot["scheduler"]))
+            self._scheduler.load_state_dict(copy.deepcopy(snapshot["scheduler"]))
         self.cycle += 1
         self.cycle_step = phase.to
         if self._held is not None:
@@ -298,16 +318,26 @@ class Pruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()`; model and optimiser are loaded by you, before or after."""
+        if missing := sorted(self.state_dict().keys() - state.keys()):
+            raise ValueError(f"this is no state of a pruner: it has no {missing[0]!r}")
         if state["identity"] != self._identity():
             raise ValueError(
                 f"this checkpoint belongs to another plan: {state['identity']}, "
                 f"while this pruner is {self._identity()}"
             )
+        if other := sorted(state["mask"].keys() ^ self._mask.keys()):
+            raise ValueError(
+                f"this checkpoint prunes other weights than this pruner: only one of them has {other[0]}"
+            )
         check_fits(self._model, state["mask"])
+        mask = {name: kept.clone() for name, kept in state["mask"].items()}
+        if state["held"] or self._held is not None:
+            self._hold(mask, {})
+        if self._held is not None and not state["held"]:
+            self._held.release()
+            self._held = None
+        self._snapshots = {int(step): copy.deepcopy(snapshot) for step, snapshot in state["snapshots"].items()}
         self._cursor, self.cycle, self.cycle_step = state["cursor"], state["cycle"], state["cycle_step"]
-        self._snapshots = {int(step): _copied(snapshot) for step, snapshot in state["snapshots"].items()}
-        if state["held"]:
-            self._hold({name: kept.clone() for name, kept in state["mask"].items()}, {})
 
     def _identity(self) -> str:
         about = {key: value for key, value in self._mask.provenance.items() if key != "versions"}
@@ -348,6 +378,8 @@ def _cut(
     empty = len(empty_layers(mask))
     bar = progress and Console(stderr=True).is_terminal and len(phase.path) > 1
     try:
+        if not phase.revive:
+            apply(model, mask)
         path = list(enumerate(phase.path))
         for number, reached in track(path, "pruning", transient=True, disable=not bar):
             if _nothing_to_cut(mask, phase, reached):
@@ -372,7 +404,7 @@ def _cut(
 
 def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
     """Whether the mask has this sparsity already; an error if it is sparser than the end of the path."""
-    if phase.revive or phase.scope != "global":
+    if phase.revive:
         return False
     kept, size = kept_weights(mask), all_weights(mask)
     if kept < kept_count(size, phase.path[-1]):
@@ -380,7 +412,7 @@ def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
             f"the mask keeps {kept} of {size} weights, fewer than sparsity {phase.path[-1]} asks for: "
             "start from a denser mask"
         )
-    return kept <= kept_count(size, reached)
+    return phase.scope == "global" and kept <= kept_count(size, reached)
 
 
 class _Feed:
@@ -444,19 +476,21 @@ def _shuffled(mask: Mask, seed: int) -> Mask:
 
 def _reinitialise(model: nn.Module, seed: int) -> None:
     """Draw all weights anew with the modules' own reset_parameters(); the outermost one counts."""
+    resets = list(_resets(model, "the model"))  # all of them, before the first one is called
     with seeded(model, seed_for(seed, "reinit")):
-        _reset(model, "the model")
+        for reset in resets:
+            reset()
 
 
-def _reset(module: nn.Module, name: str) -> None:
-    reset = getattr(module, "reset_parameters", None)
+def _resets(module: nn.Module, name: str) -> Iterator[Callable[[], object]]:
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     if callable(reset):
-        reset()
+        yield reset
         return
     if own := list(module._parameters):
         raise ValueError(f"{name} has parameters ({own[0]}, ...) but no reset_parameters() to draw them anew")
     for child_name, child in module.named_children():
-        _reset(child, child_name)
+        yield from _resets(child, child_name)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -469,14 +503,4 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) for key, value in group.items() if key != "params"}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(entry) for entry in value)
-    return value
+    return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}

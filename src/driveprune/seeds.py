@@ -15,7 +15,7 @@ def seed_for(seed: int, *counter: str | int) -> int:
     >>> seed_for(0, "cut", 1) == seed_for(0, "cut", 2)
     False
     """
-    digest = hashlib.sha256(repr((seed, *counter)).encode()).digest()
+    digest = hashlib.sha256(repr((int(seed), *counter)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 

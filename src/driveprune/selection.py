@@ -51,7 +51,7 @@ def keep_top(
         sparsity: the fraction of all weights to be removed, in [0, 1).
         scope: "global" (all weights compete), "layer" (the same sparsity in each layer), or an allocation:
             name -> number of weights to keep there.
-        min_kept: with "global", keep at least this many in each layer (all of a smaller one); the total stays.
+        min_kept: keep at least this many in each layer (all of a smaller one); the total stays.
         revive: let weights compete that the mask has removed.
 
     >>> keep_top({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([2.0, 2.0])}, None, sparsity=0.5)
@@ -67,6 +67,7 @@ def keep_top(
         kept = _global(scores, candidates, kept_count(all_weights(scores), sparsity), min_kept)
     else:
         counts = _layer_counts(scores, sparsity) if scope == "layer" else _check_allocation(scores, scope)
+        counts = _lifted(counts, {name: min(min_kept, score.numel()) for name, score in scores.items()})
         kept = Mask()
         for name, count in counts.items():
             kept |= _best({name: scores[name]}, {name: candidates[name]}, count)
@@ -75,6 +76,19 @@ def keep_top(
 
 def _layer_counts(scores: Scores, sparsity: float) -> dict[str, int]:
     return {name: kept_count(score.numel(), sparsity) for name, score in scores.items()}
+
+
+def _lifted(counts: Mapping[str, int], floor: Mapping[str, int]) -> dict[str, int]:
+    """Counts of at least the floor: what short layers are given is taken from the largest, one by one."""
+    if sum(floor.values()) > sum(counts.values()):
+        raise ValueError(
+            f"min_kept asks for {sum(floor.values())} weights, but only {sum(counts.values())} are kept: "
+            "lower min_kept or the sparsity"
+        )
+    lifted = {name: max(count, floor[name]) for name, count in counts.items()}
+    for _ in range(sum(lifted.values()) - sum(counts.values())):
+        lifted[max(lifted, key=lambda name: lifted[name] - floor[name])] -= 1
+    return lifted
 
 
 def _global(scores: Scores, candidates: Mapping[str, Tensor | None], count: int, min_kept: int) -> Mask:

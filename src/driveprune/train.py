@@ -94,6 +94,8 @@ def train(
                 pruned = time.perf_counter()
         if test is not None:
             accuracies.append(accuracy(model, test))
+    if pruner.held is not None:
+        pruner.held.release()
     end = time.perf_counter()
     return Trained(pruner.mask, tuple(accuracies), end - start, (pruned or start) - start)
 

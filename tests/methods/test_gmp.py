@@ -7,7 +7,7 @@ from tests.nets import mlp
 
 def test_cuts_are_spread_between_begin_and_end_along_a_cubic_path():
     plan = dp.methods.make_plan("gmp", 0.8, 1000, 10, {"cuts": 3, "begin": 0.2, "end": 0.6})
-    assert [phase.until for phase in plan if isinstance(phase, Train)] == [200, 400, 600, 1000]
+    assert [phase.until for phase in plan if isinstance(phase, Train)] == [333, 467, 600, 1000]
     assert [phase.path[0] for phase in plan if isinstance(phase, Prune)] == pytest.approx(
         [0.8 * (1 - (2 / 3) ** 3), 0.8 * (1 - (1 / 3) ** 3), 0.8]
     )

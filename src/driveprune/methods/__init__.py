@@ -7,6 +7,7 @@ score function.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -45,6 +46,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a method for a training of `steps` steps."""
     if isinstance(method, list):
+        if given:
+            raise ValueError(f"a plan of your own has no knobs, got {', '.join(given)}")
         return method
     known = knobs(method)
     for name in given or {}:
@@ -61,6 +64,8 @@ def describe(method: Method) -> str:
         return method
     if isinstance(method, list):
         return "a plan of its own"
+    if isinstance(method, functools.partial):
+        return describe(method.func)
     name = getattr(method, "__qualname__", method.__name__ if isinstance(method, ModuleType) else repr(method))
     return name if isinstance(method, ModuleType) else f"{getattr(method, '__module__', '')}.{name}".lstrip(".")
 

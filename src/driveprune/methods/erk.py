@@ -14,7 +14,7 @@ __all__ = ["allocation", "plan", "score"]
 
 
 def allocation(mask: Mapping[str, Tensor], sparsity: float) -> dict[str, int]:
-    """Kept weights by layer: density ∝ Σ dims / Π dims, at most 1; the sum is exact.
+    """Kept weights by layer: density ∝ Σ dims / Π dims, at most what the mask has; the sum is exact.
 
     What a full layer cannot take goes to the others. Fractions are rounded by largest remainders.
 
@@ -25,16 +25,17 @@ def allocation(mask: Mapping[str, Tensor], sparsity: float) -> dict[str, int]:
     {'a': 92, 'b': 918}
     """
     count = kept_count(all_weights(mask), sparsity)
+    room = {name: int(kept.count_nonzero()) for name, kept in mask.items()}
     full: set[str] = set()
     while True:
         wanted = {name: sum(kept.shape) for name, kept in mask.items() if name not in full}
-        rest = count - sum(mask[name].numel() for name in full)
+        rest = count - sum(room[name] for name in full)
         factor = rest / max(1, sum(wanted.values()))
-        over = {name for name, share in wanted.items() if share * factor > mask[name].numel()}
+        over = {name for name, share in wanted.items() if share * factor > room[name]}
         if not over:
             break
         full |= over
-    shares = {name: mask[name].numel() if name in full else wanted[name] * factor for name in mask}
+    shares = {name: room[name] if name in full else wanted[name] * factor for name in mask}
     return _rounded(shares, count)
 
 

@@ -24,13 +24,13 @@ def plan(
 
     Knobs:
         cuts: number of cuts, evenly spaced in time.
-        begin: when the first cut comes, as a fraction of the training.
+        begin: when the path starts from 0, as a fraction of the training.
         end: when the last cut comes.
     """
     if not 0 <= begin <= end <= 1:
         raise ValueError(f"begin and end must satisfy 0 <= begin <= end <= 1, got begin={begin}, end={end}")
     plan: Plan = []
-    for n, reached in enumerate(cubic(sparsity, cuts)):
-        moment = begin + (end - begin) * (n / (cuts - 1) if cuts > 1 else 1)
+    for n, reached in enumerate(cubic(sparsity, cuts), start=1):
+        moment = begin + (end - begin) * n / cuts
         plan += [Train(round(moment * steps)), Prune(score, (reached,))]
     return [*plan, Train(steps)]

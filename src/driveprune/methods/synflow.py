@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from driveprune.gradients import evaluating
 from driveprune.graph import example_of, total
-from driveprune.mask import Loss, Scores, owners, parameters, unwrap
+from driveprune.mask import Loss, Scores, parameters, unwrap
 from driveprune.plan import Plan, Prune, Train, early
 from driveprune.schedule import exponential
 
@@ -36,19 +36,17 @@ def score(
     model = unwrap(model)
     inputs = example_of(model, next(batches), loss)
     args, kwargs = tree_map(_ones, (inputs.args, inputs.kwargs))
-    flowing = {name: p.detach().double().abs().requires_grad_() for name, p in parameters(model).items()}
-    buffers = {
-        prefix + name: buffer.double() if buffer.is_floating_point() else buffer
-        for prefix, module in owners(model)
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    }
-    with evaluating(model), torch.enable_grad():
-        output = functional_call(model, {**flowing, **buffers}, args, kwargs)
-        found = torch.autograd.grad(total(output), [flowing[name] for name in mask], allow_unused=True)
+    flowing = {p: p.detach().double().abs().requires_grad_() for p in model.parameters()}
+    state = {name: flowing[p] for name, p in model.named_parameters()}
+    state |= {name: b.double() if b.is_floating_point() else b for name, b in model.named_buffers()}
+    weights = parameters(model)
+    chosen = [flowing[weights[name]] for name in mask]
+    with evaluating(model), torch.enable_grad(), torch.autocast(chosen[0].device.type, enabled=False):
+        output = functional_call(model, state, args, kwargs)
+        found = torch.autograd.grad(total(output), chosen, allow_unused=True)
     return {
-        name: torch.zeros_like(flowing[name]) if g is None else (g * flowing[name].detach()).abs_()
-        for name, g in zip(mask, found, strict=True)
+        name: torch.zeros_like(w) if g is None else (g.to_dense() * w.detach()).abs_()
+        for name, w, g in zip(mask, chosen, found, strict=True)
     }
 
 
@@ -64,5 +62,5 @@ def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: flo
         early_epochs: epochs of dense training before the first cut.
         cuts: number of cuts.
     """
-    cut = Prune(score, exponential(sparsity, cuts))
+    cut = Prune(score, exponential(sparsity, cuts), fresh=False)
     return [*early(early_epochs, steps_per_epoch), cut, Train(steps)]
