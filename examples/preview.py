@@ -1,4 +1,4 @@
-"""What would each method leave of a ResNet-18 at initialisation?"""
+"""What would each method leave of a ResNet-18 at initialisation? This prints a table."""
 
 import torch
 

@@ -484,3 +484,101 @@ def test_bad_input_changes_nothing():
     with pytest.raises(ValueError, match="must be boolean of shape"):
         held.update({name: kept.float() for name, kept in random_mask(net).items()})
     assert same(after, snapshot(net))
+
+
+def test_a_second_load_replaces_the_first():
+    net = mlp()
+    mask = random_mask(net)
+    held = dp.hold(net, None, mask)
+    net.load_state_dict(mlp(seed=1).state_dict())
+    sparse = mlp(seed=2)
+    dp.apply(sparse, mask)
+    net.load_state_dict(sparse.state_dict())
+    held.update(mask)
+    assert same(net.state_dict(), sparse.state_dict())
+
+
+def test_what_was_loaded_is_forgotten_once_training_goes_on():
+    net = mlp()
+    mask = random_mask(net)
+    held = dp.hold(net, None, mask)
+    net.load_state_dict(mlp(seed=1).state_dict())
+    backward(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.sub_(parameter.grad)
+    before = snapshot(net)
+    held.update({name: torch.ones_like(kept) for name, kept in mask.items()})
+    assert same(before, snapshot(net))
+
+
+def test_what_was_loaded_survives_a_conversion():
+    net, loaded = mlp(), mlp(seed=1)
+    mask = random_mask(net)
+    held = dp.hold(net, None, mask)
+    net.load_state_dict(loaded.state_dict())
+    net.double()
+    held.update({name: ~kept for name, kept in mask.items()})
+    for name, kept in mask.items():
+        assert torch.equal(net.state_dict()[name], torch.where(kept, 0.0, loaded.state_dict()[name]).double())
+
+
+def test_tied_weights_stay_zero_when_loaded():
+    net = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    net["b"].weight = net["a"].weight
+    mask = random_mask(net)
+    dp.hold(net, None, mask)
+    net.load_state_dict(
+        copy.deepcopy(net).state_dict() | {"b.weight": torch.ones(4, 4), "a.weight": torch.ones(4, 4)}
+    )
+    assert not net["a"].weight[~mask["a.weight"]].any()
+
+
+def test_weights_that_are_unfrozen_later():
+    net = mlp()
+    net[0].weight.requires_grad_(False)
+    mask = {name: torch.rand(w.shape) < 0.5 for name, w in dp.prunable(net, frozen=True).items()}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    dp.hold(net, optimizer, mask)
+    train(net, optimizer, 1)
+    net[0].weight.requires_grad_(True)
+    for _ in range(3):
+        train(net, optimizer, 1)
+        assert removed_are_zero(net, mask)
+        assert state_is_zero(net, optimizer, mask)
+
+
+def test_sparse_gradients():
+    net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(12, 3))
+    optimizers = [torch.optim.SparseAdam(net[0].parameters()), torch.optim.SGD(net[2].parameters(), lr=0.1)]
+    mask = {name: torch.rand(w.shape) < 0.5 for name, w in dp.prunable(net, include="0.weight").items()}
+    dp.hold(net, optimizers, mask)
+    for _ in range(3):
+        net.zero_grad()
+        F.cross_entropy(net(torch.randint(9, (5, 3))), torch.randint(3, (5,))).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert removed_are_zero(net, mask)
+        assert state_is_zero(net, optimizers[0], mask)
+
+
+def test_expanded_gradients_set_by_hand():
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    mask = random_mask(net)
+    dp.hold(net, optimizer, mask)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones(()).expand_as(parameter)
+    optimizer.step()
+    assert removed_are_zero(net, mask)
+
+
+def test_a_released_hold_and_a_copied_mask():
+    net = mlp()
+    mask = random_mask(net)
+    held = dp.hold(net, None, mask)
+    mask["0.weight"].zero_()
+    assert held.mask["0.weight"].any()
+    held.release()
+    with pytest.raises(ValueError, match="was released"):
+        held.update(mask)

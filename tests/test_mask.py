@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import driveprune as dp
 from driveprune.mask import bits, check_sparsity, empty_layers, kept_count, masked, parameters, unwrap, zero_removed
@@ -182,3 +182,41 @@ def test_masks_remember_where_they_came_from():
 
 def test_parameters_of_a_recurrent_net():
     assert len(parameters(Recurrent())) == 10
+
+
+def test_scales_lists_and_tables_of_own_modules_are_no_weights():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, 1, 1))
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = Norm()
+            self.pos_embed = nn.ParameterList([nn.Parameter(torch.randn(4, 4))])
+            self.biases = nn.ParameterDict({"a": nn.Parameter(torch.randn(4, 4))})
+            self.pe = nn.Parameter(torch.randn(4, 4))
+            self.experts = nn.ParameterList([nn.Parameter(torch.randn(4, 4))])
+
+    assert names(Own()) == ["experts.0"]
+
+
+def test_old_parametrisations_are_left_out():
+    lstm = nn.LSTM(3, 4)
+    prune.identity(lstm, "weight_ih_l0")
+    assert names(lstm) == ["weight_hh_l0"]
+
+
+def test_a_shared_module_can_be_named_by_each_of_its_names():
+    shared = nn.Linear(4, 4)
+    net = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 2))
+    assert names(net, exclude="2.weight") == ["3.weight"]
+
+
+def test_including_a_frozen_weight_needs_frozen():
+    net = Transformer()
+    net.tokens.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="frozen=True"):
+        dp.prunable(net, include="tokens.weight")
+    assert "tokens.weight" in names(net, include="tokens.weight", frozen=True)

@@ -184,3 +184,71 @@ def test_loading_under_a_hold_keeps_the_hold(tmp_path):
     torch.nn.functional.cross_entropy(fresh(batch()[0]), batch()[1]).backward()
     optimizer.step()
     assert all(not fresh.state_dict()[name][~kept].any() for name, kept in held.mask.items())
+
+
+def test_an_untied_file_does_not_fit_a_tied_model(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    dp.save(tmp_path / "x", net, pruned(net))
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    before = snapshot(tied)
+    with pytest.raises(ValueError, match="1.weight and 0.weight are tied in the model, not in the file"):
+        dp.load(tmp_path / "x", tied)
+    assert same(before, snapshot(tied))
+
+
+def test_a_buffer_that_cannot_be_written_to_leaves_the_model_as_it_was(tmp_path):
+    def build(expand):
+        net = mlp()
+        net.register_buffer("scale", torch.ones(1).expand(4) if expand else torch.ones(4))
+        return net
+
+    net = build(False)
+    dp.save(tmp_path / "x", net, pruned(net))
+    other = build(True)
+    before = snapshot(other)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        dp.load(tmp_path / "x", other)
+    assert same(before, snapshot(other))
+
+
+def test_what_a_file_cannot_hold(tmp_path):
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return 99
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(ValueError, match="has an extra state"):
+        dp.save(tmp_path / "x", Extra(3, 3), {})
+    with pytest.raises(ValueError, match="run one forward first"):
+        dp.save(tmp_path / "x", nn.LazyLinear(3), {})
+    dp.save(tmp_path / "x", nn.Linear(3, 3), {})
+    with pytest.raises(ValueError, match="meta device"):
+        dp.load(tmp_path / "x", nn.Linear(3, 3, device="meta"))
+
+
+def test_buffers_that_overlap(tmp_path):
+    def build():
+        net = nn.Linear(3, 3)
+        net.register_buffer("whole", torch.randn(8))
+        net.register_buffer("part", net.whole[:4])
+        return net
+
+    net = build()
+    dp.save(tmp_path / "x", net, pruned(net))
+    fresh = build()
+    dp.load(tmp_path / "x", fresh)
+    assert same(net.state_dict(), fresh.state_dict())
+
+
+def test_links_and_missing_folders(tmp_path):
+    net = mlp()
+    mask = pruned(net)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    dp.save(tmp_path / "link", net, mask)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").is_file()
+    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere to write net to"):
+        dp.save(tmp_path / "nowhere" / "net", net, mask)

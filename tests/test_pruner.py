@@ -1,6 +1,8 @@
+import copy
 import io
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -295,3 +297,227 @@ def test_wrapped_models_are_scored_unwrapped():
     assert same(dict(plain), dict(dp.prune(compiled, DATA, sparsity=0.9, knobs={"cuts": 3})))
     parallel = nn.DataParallel(convnet())
     assert same(dict(plain), dict(dp.prune(parallel, DATA, sparsity=0.9, knobs={"cuts": 3})))
+
+
+@pytest.mark.parametrize("order", ["pruner first", "pruner last"])
+@pytest.mark.parametrize("method", ["drive", "imp"])
+def test_going_back_to_a_checkpoint_from_before_the_cut(method, order):
+    net, optimizer, scheduler, pruner = make(method)
+    one_step(net, optimizer, pruner, 0)
+    parts = (net, optimizer, scheduler)
+    saved = [copy.deepcopy(part.state_dict()) for part in (*parts, pruner)]
+    steps = pruner.epochs * 3
+    for number in range(1, steps):
+        one_step(net, optimizer, pruner, number)
+    expected = snapshot(net)
+    if order == "pruner first":
+        pruner.load_state_dict(saved[3])
+    for part, state in zip(parts, saved[:3], strict=True):
+        part.load_state_dict(state)
+    if order == "pruner last":
+        pruner.load_state_dict(saved[3])
+    assert pruner.held is None
+    assert dp.sparsity(pruner.mask) == 0
+    for number in range(1, steps):
+        one_step(net, optimizer, pruner, number)
+    assert same(expected, snapshot(net))
+
+
+def test_autocast_does_not_score_on_old_copies_of_the_weights():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cached = dp.prune(convnet(), DATA, sparsity=0.9, knobs={"cuts": 10})
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        plain = dp.prune(convnet(), DATA, sparsity=0.9, knobs={"cuts": 10})
+    assert same(dict(cached), dict(plain))
+
+
+def test_a_mask_to_go_on_from_is_applied_first():
+    first = dp.prune(convnet(), DATA, method="random", sparsity=0.5)
+    applied = convnet()
+    dp.apply(applied, first)
+    for method in ("snip", "synflow", "grasp"):
+        masks = [
+            dp.prune(net, DATA, method=method, sparsity=0.8, mask=first)
+            for net in (convnet(), copy.deepcopy(applied))
+        ]
+        assert same(dict(masks[0]), dict(masks[1]))
+    with pytest.raises(ValueError, match="a mask says already which weights to prune"):
+        dp.prune(convnet(), DATA, sparsity=0.8, mask=first, exclude="0.*")
+
+
+def test_gradients_that_are_one_tensor_are_averaged_all_the_same():
+    class Delta(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.delta = (nn.Parameter(torch.randn(3, 6)) for _ in range(2))
+
+        def forward(self, x):
+            return F.linear(x, self.base + self.delta)
+
+    torch.manual_seed(0)
+    net, data = Delta(), [batch(seed=0), batch(seed=1)]
+    joined = [tuple(torch.cat(parts) for parts in zip(*data, strict=True))]
+    kept = dp.prune(copy.deepcopy(net), data, method="snip", sparsity=0.5, knobs={"batches_per_cut": 2})
+    assert same(dict(kept), dict(dp.prune(net, joined, method="snip", sparsity=0.5)))
+
+
+def test_loaders_with_persistent_workers_and_their_epochs_are_left_alone():
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+    seen = 0
+    for _ in loader:
+        seen += 1
+        if seen == 3:
+            dp.prune(mlp(), loader, sparsity=0.5, knobs={"cuts": 3})
+    assert seen == 10
+
+
+def test_dropout_as_a_function_is_off_while_scoring():
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.fc(F.dropout(x, 0.5, self.training))
+
+    torch.manual_seed(0)
+    net = Dropping()
+    masks = [dp.prune(copy.deepcopy(net), [batch()], method="snip", sparsity=0.5, seed=seed) for seed in (0, 1)]
+    assert same(dict(masks[0]), dict(masks[1]))
+
+
+def test_a_constructor_that_fails_leaves_nothing_behind():
+    net = convnet()
+    before = snapshot(net)
+    other = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="none of the masked weights"):
+        dp.Pruner(net, other, DATA, method="snip", sparsity=0.9, epochs=1, steps_per_epoch=3)
+    cut = dp.Prune(dp.methods.snip.score, (0.5,))
+    with pytest.raises(ValueError, match="used up"):
+        dp.Pruner(
+            net, None, iter(DATA[:1]), method=[cut, dp.Prune(dp.methods.snip.score, (0.9,)), dp.Train(3)],
+            sparsity=0.9, epochs=1, steps_per_epoch=3,
+        )  # fmt: skip
+    assert same(before, snapshot(net))
+    dp.Pruner(net, None, DATA, method="snip", sparsity=0.9, epochs=1, steps_per_epoch=3)
+    cut_once = snapshot(net)
+    with pytest.raises(ValueError, match="held already"):
+        dp.Pruner(net, None, DATA, method="snip", sparsity=0.95, epochs=1, steps_per_epoch=3)
+    assert same(cut_once, snapshot(net))
+
+
+def test_schedulers_of_schedulers_rewind():
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    parts = [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=1),
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3]),
+    ]
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [1])
+    pruner = dp.Pruner(
+        net, optimizer, [batch()], method="imp", sparsity=0.5, epochs=4, steps_per_epoch=1, scheduler=scheduler,
+        knobs={"cycles": 2, "cycle_epochs": 3},
+    )  # fmt: skip
+    rates = []
+    for _ in range(pruner.epochs):
+        rates.append(round(optimizer.param_groups[0]["lr"], 6))
+        F.cross_entropy(net(batch()[0]), batch()[1]).backward()
+        optimizer.step()
+        pruner.step()
+    assert rates[:3] == rates[3:6] == rates[6:9]
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(TypeError, match="ReduceLROnPlateau"):
+        dp.Pruner(mlp(), None, sparsity=0.5, epochs=9, steps_per_epoch=1, scheduler=plateau)
+
+
+def test_groups_that_come_later_survive_a_rewind():
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner = dp.Pruner(
+        net,
+        optimizer,
+        method="imp",
+        sparsity=0.5,
+        epochs=1,
+        steps_per_epoch=1,
+        knobs={"cycles": 1, "cycle_epochs": 1},
+    )
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.7})
+    optimizer.param_groups[0]["lr"] = 0.3
+    pruner.step()
+    assert pruner.cycle == 1
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.7]
+
+
+def test_states_that_belong_elsewhere_change_nothing():
+    *_, pruner = make("snip")
+    *_, other = make("snip", exclude="0.*")
+    before = pruner.state_dict()
+    with pytest.raises(ValueError, match="only one of them has 0.weight"):
+        pruner.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="no state of a pruner: it has no 'cursor'"):
+        pruner.load_state_dict({})
+    assert same(before["mask"], pruner.state_dict()["mask"])
+
+
+def test_numbers_of_numpy():
+    masks = [
+        dp.prune(mlp(), [batch()], method="random", sparsity=sparsity, seed=seed)
+        for sparsity, seed in ((0.5, 3), (np.float32(0.5), np.int64(3)))
+    ]
+    assert same(dict(masks[0]), dict(masks[1]))
+    assert masks[1].provenance["seed"] == 3
+
+
+def test_reinit_checks_before_it_draws():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.matrix = nn.Linear(6, 6), nn.Parameter(torch.randn(6, 3))
+
+        def forward(self, x):
+            return self.first(x) @ self.matrix
+
+    net = Own()
+    before = snapshot(net)
+    plan = [dp.Reinit(), dp.Train(3)]
+    with pytest.raises(ValueError, match="no reset_parameters"):
+        dp.Pruner(net, None, [batch()], method=plan, sparsity=0.5, epochs=1, steps_per_epoch=3)
+    assert same(before, snapshot(net))
+
+
+def test_erk_on_top_of_a_mask_and_with_a_floor():
+    first = dp.prune(convnet(), method="random", sparsity=0.5)
+    kept = dp.prune(convnet(), method="erk", sparsity=0.6, mask=first)
+    assert sum(int(k.sum()) for k in kept.values()) == kept_count(1624, 0.6)
+    floor = dp.prune(convnet(), method="erk", sparsity=0.99, min_kept=4)
+    assert all(int(k.sum()) >= 4 for k in floor.values())
+    assert sum(int(k.sum()) for k in floor.values()) == 16
+
+
+def test_time_first_networks_keep_their_recurrent_weights():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.lstm, self.head = nn.Embedding(9, 5), nn.LSTM(5, 6), nn.Linear(6, 9)
+
+        def forward(self, x):
+            return self.head(self.lstm(self.tokens(x))[0]).flatten(0, 1)
+
+    x = torch.randint(9, (7, 3))
+    kept = dp.prune(
+        Reader(), [(x, x)], method="synflow", sparsity=0.5, loss=lambda m, b: F.cross_entropy(m(b[0]), b[1].flatten())
+    )
+    assert kept["lstm.weight_hh_l0"].any()
+
+
+def test_bad_knobs_of_scores():
+    for knobs, message in (
+        ({"batches_per_cut": 0}, "batches_per_cut must be a whole number of at least 1, got 0"),
+        ({"early_epochs": float("nan")}, "early_epochs must not be negative, got nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dp.prune(mlp(), [batch()], sparsity=0.5, knobs=knobs)
+    with pytest.raises(ValueError, match="a plan of your own has no knobs, got cuts"):
+        dp.Pruner(mlp(), None, method=[dp.Train(1)], sparsity=0.5, epochs=1, steps_per_epoch=1, knobs={"cuts": 1})

@@ -7,8 +7,8 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "mask", "seeds", "files", "selection", "schedule", "gradients", "graph", "plan", "methods", "hold", "pruner",
-    "netfile", "models", "summary", "preview", "train", "cli",
+    "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan", "methods", "hold",
+    "pruner", "netfile", "models", "summary", "preview", "train", "cli",
 ]  # fmt: skip
 
 

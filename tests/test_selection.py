@@ -73,15 +73,8 @@ def test_the_passes_for_other_devices_choose_the_same(seed, sparsity):
     scores, mask = tensors(seed)
     expected = dp.keep_top(scores, mask, sparsity)
 
-    def count(self, shift, prefix, wide, histogram):
-        histogram += selection._count_any(self.raw(wide), self.candidates, shift, prefix).numpy()
-
-    def keep_above(self, limit, wide):
-        return selection._keep_above_any(self.raw(wide), self.candidates, self._kept.view(-1), limit)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection._Piece, "count", count)
-        patch.setattr(selection._Piece, "keep_above", keep_above)
+        patch.setattr(selection, "_compiles", lambda tensor: False)
         assert equal(dp.keep_top(scores, mask, sparsity), expected)
 
 
@@ -209,3 +202,24 @@ def test_more_weights_than_an_int32_can_count():
     kept = dp.keep_top(scores, None, 0.75)["a"]
     assert int(kept.sum()) == kept_count(size, 0.75)
     assert not kept[:, 1].any()
+
+
+def test_more_bad_arguments():
+    with pytest.raises(ValueError, match="min_kept must not be negative, got -1"):
+        dp.keep_top({"a": torch.rand(4)}, None, 0.5, min_kept=-1)
+    with pytest.raises(ValueError, match="keeps 2.5 weights of a"):
+        dp.keep_top({"a": torch.rand(4)}, None, 0.5, scope={"a": 2.5})
+    with pytest.raises(ValueError, match="min_kept asks for 8 weights, but only 2 are kept"):
+        dp.keep_top({"a": torch.rand(4), "b": torch.rand(4)}, None, 0.5, scope={"a": 1, "b": 1}, min_kept=4)
+
+
+def test_a_floor_under_an_allocation_takes_from_the_largest():
+    scores = {"a": torch.rand(40), "b": torch.rand(30), "c": torch.rand(2)}
+    kept = dp.keep_top(scores, None, 0.5, scope={"a": 20, "b": 5, "c": 0}, min_kept=6)
+    assert {name: int(k.sum()) for name, k in kept.items()} == {"a": 17, "b": 6, "c": 2}
+
+
+def test_empty_tensors_are_nothing():
+    kept = dp.keep_top({"none": torch.zeros(0, 3), "a": torch.rand(4)}, None, 0.5, scope="layer")
+    assert kept["none"].shape == (0, 3)
+    assert int(kept["a"].sum()) == 2

@@ -30,3 +30,8 @@ def test_with_a_model_it_knows_paths_and_multiply_adds():
     assert found.dense_macs == 216 * 64 + 1152 * 16 + 256
     assert "on a path" in str(found)
     assert "multiply-adds" in str(found)
+
+
+def test_names_with_brackets_are_shown_as_they_are():
+    assert "a[b].weight" in str(dp.summary({"a[b].weight": torch.ones(2, dtype=torch.bool)}))
+    assert "a[/b]" in str(dp.summary({"a[/b]": torch.ones(2, dtype=torch.bool)}))

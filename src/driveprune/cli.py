@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from driveprune import methods as known
@@ -40,9 +41,9 @@ def show(file: Annotated[Path, typer.Argument(help="a file written by driveprune
     try:
         _, mask = read(file)
     except (ValueError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
     console = Console()
     console.print(summary(mask))
     for key, value in mask.provenance.items():
-        console.print(f"[bold]{key}[/]: {value}")
+        console.print(f"[bold]{escape(key)}[/]: {escape(str(value))}")

@@ -19,7 +19,9 @@ _CHECKSUM = "sha256"
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file so that, whatever happens, either the old or the new content is there."""
-    path = Path(path)
+    path = Path(path).resolve()  # a link stays a link
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -51,7 +53,7 @@ def _sync_folder(folder: Path) -> None:
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file atomically, with a checksum over tensors and metadata."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     checked = {**metadata, _CHECKSUM: _digest(plain, metadata)}
     write_atomically(path, to_bytes(plain, metadata=checked))
 

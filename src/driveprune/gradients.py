@@ -203,10 +203,10 @@ def differentiable(weights: Iterable[nn.Parameter]) -> Iterator[None]:
 def scoring(model: nn.Module, seed: int) -> Iterator[nn.Module]:
     """The unwrapped model as in training but with dropout off; afterwards no trace of what was done with it.
 
-    Dropout is off in its modules, as a function and inside attention. Training flags, buffers (running statistics), rates of recurrent dropout, gradients and the random state of
-    torch, numpy and Python are put back. Inside, all three are seeded, so that loaders and augmentation repeat.
-    A model in evaluation mode is scored in training mode; a frozen normalisation layer of a model in training
-    stays as it is.
+    Dropout is off as a module, as a function and inside attention and recurrent layers. Training flags, buffers
+    (running statistics), gradients and the random state of torch, numpy and Python are put back. Inside, all three
+    are seeded, so that loaders and augmentation repeat. A model in evaluation mode is scored in training mode; a
+    frozen normalisation layer of a model in training stays as it is.
     """
     model = unwrap(model)
     with _same_flags(model), _same_buffers(model), _same_gradients(model), seeded(model, seed), _fresh_casts():

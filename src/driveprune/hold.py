@@ -267,7 +267,9 @@ def _masked_sparse(gradient: Tensor, kept: Tensor) -> Tensor:
     """A sparse gradient, such as an embedding's, with zeros at removed places."""
     places = tuple(gradient.indices())
     values = torch.where(kept[places], gradient.values(), 0)
-    return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 class _MaskGradient:

@@ -19,10 +19,13 @@ from torch.optim.swa_utils import AveragedModel
 Scores = dict[str, Tensor]
 """Parameter name -> score of each weight; higher is kept."""
 
+Loss = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) -> scalar: the one hook for models that are not "logits of x against y"."""
+
 _WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _NEVER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _BY_INCLUDE_ONLY = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
-_PARAMETRISED = ("weight_g", "weight_v", "weight_orig")
+_PARAMETRISED = ("_g", "_v", "_orig")  # the endings that old weight_norm and torch's prune give to weights
 _NO_WEIGHTS = ("pos", "emb", "token", "bias")
 
 
@@ -57,8 +60,9 @@ def owners(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
     """Every module under its path in the unwrapped model; wrappers inside it leave no trace in the path."""
     model = unwrap(model)
     yield prefix, model
-    for name, child in model.named_children():
-        yield from owners(child, f"{prefix}{name}.")
+    for name, child in model._modules.items():
+        if child is not None:
+            yield from owners(child, f"{prefix}{name}.")
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -95,15 +99,19 @@ def prunable(
             continue
         named = _matching(include, names)
         unwanted = _matching(exclude, names)
-        used |= named | unwanted
+        used |= unwanted
         if unwanted or not (named or _chosen_by_default(parameter, names, modules)):
             continue
         if parameter.requires_grad or frozen:
             chosen[names[0]] = parameter
+            used |= named
     for option, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
             if pattern not in used:
-                raise ValueError(f"{option} pattern {pattern!r} matches no weight that can be pruned")
+                raise ValueError(
+                    f"{option} pattern {pattern!r} matches no weight that can be pruned "
+                    "(biases and normalisation cannot; frozen=True admits frozen weights)"
+                )
     if not chosen:
         raise ValueError(
             "nothing to prune: the model has no trainable floating-point weight with two or more dimensions "
@@ -136,14 +144,23 @@ def _can_be_pruned(parameter: nn.Parameter, modules: list[nn.Module]) -> bool:
 def _chosen_by_default(parameter: nn.Parameter, names: list[str], modules: list[nn.Module]) -> bool:
     if any(isinstance(module, _BY_INCLUDE_ONLY) for module in modules):
         return False
-    leaves = [name.rpartition(".")[2] for name in names]
-    if any(leaf in _PARAMETRISED for leaf in leaves):
+    leaves = [_own_name(name, module) for name, module in zip(names, modules, strict=True)]
+    if any("weight" in leaf and leaf.endswith(_PARAMETRISED) for leaf in leaves):
         return False
-    if any("weight" in leaf for leaf in leaves):
+    if any(
+        "weight" in leaf and type(module).__module__.startswith("torch.")
+        for leaf, module in zip(leaves, modules, strict=True)
+    ):
         return True
-    # A bare parameter of a user's module: a matrix is a weight; a (C, 1, 1) scale or a table of positions is not.
+    # A parameter of a user's module: a matrix is a weight; a (C, 1, 1) scale or a table of positions is not.
     is_matrix = sum(size > 1 for size in parameter.shape) >= 2
-    return is_matrix and not any(word in leaf.lower() for leaf in leaves for word in _NO_WEIGHTS)
+    return is_matrix and not any(leaf == "pe" or any(word in leaf for word in _NO_WEIGHTS) for leaf in leaves)
+
+
+def _own_name(name: str, module: nn.Module) -> str:
+    """The last part of a name, in lower case; for a list or dictionary of parameters the part that names it, too."""
+    parts = 2 if isinstance(module, nn.ParameterList | nn.ParameterDict) else 1
+    return ".".join(name.lower().split(".")[-parts:])
 
 
 def _patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -263,13 +280,9 @@ def sparsity(mask: Mapping[str, Tensor]) -> float:
     >>> sparsity({"w": torch.tensor([True, False, False, False])})
     0.75
     """
-    return 1 - kept_weights(mask) / all_weights(mask)
+    return 1 - kept_weights(mask) / max(1, all_weights(mask))
 
 
 def empty_layers(mask: Mapping[str, Tensor]) -> list[str]:
     """The names of the layers of which nothing is left."""
     return [name for name, kept in mask.items() if not kept.any()]
-
-
-Loss = Callable[[nn.Module, Any], Tensor]
-"""(model, batch) -> scalar: the one hook for models that are not "logits of x against y"."""

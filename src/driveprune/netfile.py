@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from driveprune.files import read_tensors, write_tensors
-from driveprune.mask import Mask, check_fits, owners
+from driveprune.mask import Mask, check_fits, owners, restore
 
 FORMAT = "driveprune-1"
 _KEPT, _MASK = ":kept", ":mask"
@@ -64,7 +65,7 @@ def save(
             "format": FORMAT,
             "shapes": json.dumps(shapes),
             "tied": json.dumps(tied),
-            "provenance": json.dumps(about),
+            "provenance": json.dumps(about, default=repr),
         },
     )
 
@@ -84,9 +85,13 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Mask:
                 f"{os.fspath(path)} does not fit the model: {name} is {_kind(value)} in the file "
                 f"and {_kind(tensor)} in the model"
             )
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(weights[name])
+    _check_ties(path, weights, state)
+    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    try:
+        restore(state, weights)
+    except RuntimeError:  # a buffer that cannot be written to
+        restore(state, {name: value for name, value in before.items() if not torch.equal(value, state[name])})
+        raise
     return Mask({name: kept.to(state[name].device) for name, kept in mask.items()}, mask.provenance)
 
 
@@ -120,12 +125,20 @@ def _unfolded(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by their names in the unwrapped model, tied ones under each name."""
-    return {
-        prefix + leaf: tensor
-        for prefix, module in owners(model)
-        for leaf, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None and leaf not in module._non_persistent_buffers_set
-    }
+    state = {}
+    for prefix, module in owners(model):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ValueError(f"{prefix or 'the model'} has an extra state, which a network's file cannot hold")
+        for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and is_lazy(tensor):
+                raise ValueError(f"{prefix + leaf} has no shape yet (a lazy module): run one forward first")
+            if tensor is not None and tensor.is_meta:
+                raise ValueError(
+                    f"{prefix + leaf} has no values (it is on the meta device): build the model for real"
+                )
+            if tensor is not None and leaf not in module._non_persistent_buffers_set:
+                state[prefix + leaf] = tensor
+    return state
 
 
 def _check_zeros(model: nn.Module, mask: Mapping[str, Tensor]) -> None:
@@ -143,6 +156,16 @@ def _check_names(path: str | os.PathLike[str], weights: Mapping[str, Tensor], st
         if names:
             raise ValueError(
                 f"{os.fspath(path)} does not fit the model: only the {where} has {', '.join(sorted(names)[:3])}"
+            )
+
+
+def _check_ties(path: str | os.PathLike[str], weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    first: dict[Tensor, str] = {}
+    for name, tensor in state.items():
+        other = first.setdefault(tensor, name)
+        if other != name and not torch.equal(weights[name], weights[other]):
+            raise ValueError(
+                f"{os.fspath(path)} does not fit the model: {name} and {other} are tied in the model, not in the file"
             )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
 from driveprune import methods as known
 from driveprune.gradients import cross_entropy, endless, scoring
-from driveprune.graph import CollapseWarning, Inputs, example_of, flow
+from driveprune.graph import CollapseWarning, Flow, Inputs, example_of, flow
 from driveprune.mask import (
     Loss,
     Mask,
@@ -38,10 +39,24 @@ class Row:
     method: str
     trains_first: bool
     mask: Mask
-    effective_sparsity: float
-    connected: bool
-    macs: int
+    flow: Flow | None
+    """Its paths, where the network can be followed."""
     seconds: float
+
+    @property
+    def effective_sparsity(self) -> float | None:
+        """The sparsity when weights on no path count as removed, too; None where that is not known."""
+        return None if self.flow is None else sparsity_of(self.flow.effective)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a path is left from input to output, as far as is known."""
+        return self.flow is None or self.flow.connected
+
+    @property
+    def macs(self) -> int | None:
+        """Multiply-adds for one example; None where they cannot be counted."""
+        return None if self.flow is None else self.flow.macs(self.mask)
 
     @property
     def densities(self) -> dict[str, float]:
@@ -60,7 +75,7 @@ class Preview:
 
     sparsity: float
     weights: int
-    macs: int
+    macs: int | None
     rows: tuple[Row, ...]
 
     def __repr__(self) -> str:
@@ -73,7 +88,8 @@ class Preview:
         return captured.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield f"sparsity {self.sparsity:g}: {self.weights:,} weights, {self.macs:,} multiply-adds before pruning"
+        macs = "" if self.macs is None else f" and {self.macs:,} multiply-adds"
+        yield f"sparsity {self.sparsity:g}: of {self.weights:,} weights{macs} there would be left"
         yield _table(self)
         if any(row.trains_first for row in self.rows):
             yield "*: trains before it cuts; shown is a cut of the weights as they are now"
@@ -88,7 +104,7 @@ def preview(
     batches: Iterable[Any],
     *,
     sparsity: float,
-    methods: Sequence[known.Method] | None = None,
+    methods: str | Sequence[known.Method] | None = None,
     loss: Loss = cross_entropy,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
@@ -114,8 +130,11 @@ def preview(
     weights = prunable(model, include=include, exclude=exclude)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     whole = everything(weights)
+    batches = list(batches) if isinstance(batches, Iterator) else batches
     with scoring(model, seed) as plain:
         example = example_of(plain, next(endless(batches)), loss)
+    if isinstance(methods, str):
+        methods = [methods]
     rows = []
     for method in methods if methods is not None else one_go():
         start = time.perf_counter()
@@ -126,7 +145,8 @@ def preview(
         finally:
             restore(weights, before)
         rows.append(_row(model, method, mask, example, time.perf_counter() - start))
-    found = Preview(sparsity, all_weights(whole), flow(model, whole, example).macs(whole), tuple(rows))
+    dense = _follow(model, whole, example)
+    found = Preview(sparsity, all_weights(whole), None if dense is None else dense.macs(whole), tuple(rows))
     if show:
         Console().print(found)
     return found
@@ -147,16 +167,21 @@ def _sample(method: known.Method) -> Plan:
 
 
 def _row(model: nn.Module, method: known.Method, mask: Mask, example: Inputs, seconds: float) -> Row:
-    found = flow(model, mask, example)
     return Row(
         method=known.describe(method),
         trains_first=isinstance(_sample(method)[0], Train),
         mask=mask,
-        effective_sparsity=sparsity_of(found.effective),
-        connected=found.connected,
-        macs=found.macs(mask),
+        flow=_follow(model, mask, example),
         seconds=seconds,
     )
+
+
+def _follow(model: nn.Module, mask: Mask, example: Inputs) -> Flow | None:
+    """The paths through the network; None if its code refuses to be followed, which the table shows as "?"."""
+    try:
+        return flow(model, mask, example)
+    except Exception:  # whatever the user's own forward raises
+        return None
 
 
 def _table(found: Preview) -> Table:
@@ -164,23 +189,33 @@ def _table(found: Preview) -> Table:
     table.add_column("layer", overflow="fold")
     table.add_column("weights", justify="right", no_wrap=True)
     for row in found.rows:
-        table.add_column(row.method + "*" * row.trains_first, justify="right", overflow="fold", min_width=5)
+        table.add_column(escape(row.method) + "*" * row.trains_first, justify="right", overflow="fold", min_width=5)
     for name, kept in found.rows[0].mask.items() if found.rows else ():
         table.add_row(
-            name.removesuffix(".weight"),
+            escape(name.removesuffix(".weight")),
             f"{kept.numel():,}",
             *(_percent(row.densities[name], "empty") for row in found.rows),
         )
     table.add_section()
     table.add_row("effective sparsity", "", *(_effective(row) for row in found.rows))
     table.add_row("empty layers", "", *(str(len(row.empty_layers)) for row in found.rows))
-    table.add_row("multiply-adds", "", *(_percent(row.macs / max(1, found.macs), "none") for row in found.rows))
+    table.add_row("multiply-adds", "", *(_share(row.macs, found.macs) for row in found.rows))
     return table
 
 
 def _percent(fraction: float, nothing: str) -> str:
-    return f"{100 * fraction:.2g}" if fraction else f"[bold]{nothing}[/]"
+    """Two digits that count: 100, 57, 4.8, 0.031."""
+    if not fraction:
+        return f"[bold]{nothing}[/]"
+    percent = 100 * fraction
+    return f"{percent:.0f}" if percent >= 9.95 else f"{percent:.2g}"
+
+
+def _share(macs: int | None, dense: int | None) -> str:
+    return "?" if macs is None or not dense else _percent(macs / dense, "none")
 
 
 def _effective(row: Row) -> str:
-    return f"{100 * row.effective_sparsity:.4g}" if row.connected else "[bold]cut[/]"
+    if row.effective_sparsity is None:
+        return "?"
+    return f"{100 * row.effective_sparsity:.2f}" if row.connected else "[bold]cut[/]"

@@ -88,6 +88,8 @@ def prune(
     """
     sparsity, seed = check_sparsity(sparsity), int(seed)
     phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
+    if mask is not None and (include or exclude or frozen):
+        raise ValueError("a mask says already which weights to prune: leave out include, exclude and frozen")
     start = (
         Mask(mask)
         if mask is not None

@@ -46,7 +46,7 @@ def keep_top(
     position: the earlier tensor, then the smaller logical index, whatever the memory format; -0.0 equals 0.0.
 
     Args:
-        scores: name -> score, higher is kept; any floating or integer type, on any device.
+        scores: name -> score, higher is kept; of any type (integers are compared as float64), on any device.
         mask: name -> True where the weight is a candidate.
         sparsity: the fraction of all weights to be removed, in [0, 1).
         scope: "global" (all weights compete), "layer" (the same sparsity in each layer), or an allocation:
@@ -59,6 +59,8 @@ def keep_top(
 
     """
     check_sparsity(sparsity)
+    if min_kept < 0:
+        raise ValueError(f"min_kept must not be negative, got {min_kept}")
     _check_pairs(scores, mask)
     order = scores if mask is None else mask
     scores = {name: scores[name].detach() for name in order}
@@ -75,7 +77,7 @@ def keep_top(
 
 
 def _layer_counts(scores: Scores, sparsity: float) -> dict[str, int]:
-    return {name: kept_count(score.numel(), sparsity) for name, score in scores.items()}
+    return {name: min(score.numel(), kept_count(score.numel(), sparsity)) for name, score in scores.items()}
 
 
 def _lifted(counts: Mapping[str, int], floor: Mapping[str, int]) -> dict[str, int]:
@@ -165,7 +167,7 @@ def _check_first(places: list[_Layer], histogram: Counts, count: int, wide: bool
     edge = 0x10 if wide else 0x80  # the upper digits of -inf, inf and NaN lie on it or beyond
     if histogram[: edge + 1].any() or histogram[_BINS - edge :].any():
         for piece in _pieces(places):
-            if not piece.score[piece.candidates].isfinite().all():
+            if not piece.score[piece.candidates].double().isfinite().all():
                 raise ValueError(f"the scores of {piece.name} hold NaN or infinity")
     if histogram.sum() < count:
         raise ValueError(
@@ -245,7 +247,7 @@ class _Piece:
 
     def count(self, shift: int, prefix: int, wide: bool, histogram: Counts) -> None:
         raw, candidates = self.raw(wide), self.candidates
-        if raw.device.type == "cpu":
+        if _compiles(raw):
             kind = np.uint64 if wide else np.uint32
             first = shift == (48 if wide else 16)
             count = _count_first_cpu if first else _count_cpu
@@ -256,7 +258,7 @@ class _Piece:
     def keep_above(self, limit: int, wide: bool) -> int:
         """Write which candidates lie above the limit; return how many lie on it."""
         raw, candidates, kept = self.raw(wide), self.candidates, self._kept.view(-1)
-        if raw.device.type == "cpu":
+        if _compiles(raw):
             kind = np.uint64 if wide else np.uint32
             arrays = _array(raw, kind), _array(candidates, np.uint8), _array(kept, np.uint8)
             return int(_keep_above_cpu(*arrays, kind(limit), _sign(kind)))
@@ -265,7 +267,7 @@ class _Piece:
     def keep_equal(self, limit: int, places: int, wide: bool) -> None:
         """Keep the first `places` candidates on the limit, too."""
         raw, candidates, kept = self.raw(wide), self.candidates, self._kept.view(-1)
-        if raw.device.type == "cpu":
+        if _compiles(raw):
             kind = np.uint64 if wide else np.uint32
             arrays = _array(raw, kind), _array(candidates, np.uint8), _array(kept, np.uint8)
             _keep_equal_cpu(*arrays, kind(limit), places, _sign(kind))
@@ -295,13 +297,18 @@ def _check_allocation(scores: Scores, scope: Any) -> Mapping[str, int]:
     if missing := sorted(scope.keys() ^ scores.keys()):
         raise ValueError(f"scores and allocation must name the same weights; only one of them has {missing[0]}")
     for name, count in scope.items():
-        if not 0 <= count <= scores[name].numel():
+        if not isinstance(count, int) or not 0 <= count <= scores[name].numel():
             raise ValueError(f"the allocation keeps {count} weights of {name}, which has {scores[name].numel()}")
     return {name: scope[name] for name in scores}
 
 
 # The passes. Bit patterns of floats, read as unsigned integers, order as the floats do once the sign bit of the
 # positive ones is set and the negative ones are negated; -0.0 and 0.0 then have the same pattern.
+
+
+def _compiles(tensor: Tensor) -> bool:
+    """Whether the compiled loops serve this tensor; elsewhere the same passes are tensor operations."""
+    return tensor.device.type == "cpu"
 
 
 def _array(tensor: Tensor, kind: Any) -> np.ndarray[Any, Any]:

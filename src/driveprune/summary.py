@@ -8,10 +8,12 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
 from driveprune.graph import flow
+from driveprune.mask import everything
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Layer:
     @property
     def density(self) -> float:
         """The kept fraction."""
-        return self.kept / self.weights
+        return self.kept / max(1, self.weights)
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Summary:
     @property
     def sparsity(self) -> float:
         """The fraction of weights that is removed."""
-        return 1 - self.kept / self.weights
+        return 1 - self.kept / max(1, self.weights)
 
     @property
     def effective_sparsity(self) -> float | None:
         """The same when weights on no path from input to output count as removed; None without a model."""
         paths = [layer.effective for layer in self.layers if layer.effective is not None]
-        return 1 - sum(paths) / self.weights if len(paths) == len(self.layers) else None
+        return 1 - sum(paths) / max(1, self.weights) if len(paths) == len(self.layers) else None
 
     def __str__(self) -> str:
         console = Console(width=100, force_terminal=False)
@@ -77,16 +79,16 @@ class Summary:
             table.add_row(*_cells(layer), *cells, f"{100 * layer.density:.2f}%", "█" * round(20 * layer.density))
         yield table
         yield f"{self.kept:,} of {self.weights:,} weights are kept: sparsity {self.sparsity:.4%}"
-        if self.effective_sparsity is not None and self.macs is not None and self.dense_macs:
-            share = self.macs / self.dense_macs
-            effective = f"effective sparsity {self.effective_sparsity:.4%}"
-            yield f"{effective}; {self.macs:,} multiply-adds, {share:.2%} of dense"
+        if self.effective_sparsity is not None:
+            yield f"effective sparsity {self.effective_sparsity:.4%}"
+        if self.macs is not None and self.dense_macs:
+            yield f"{self.macs:,} multiply-adds, {self.macs / self.dense_macs:.2%} of dense"
 
 
 def _cells(layer: Layer) -> tuple[str, str, str, str]:
     shape = "×".join(map(str, layer.shape))
     kept = f"{layer.kept:,}" if layer.kept else "[bold]empty[/]"
-    return layer.name, shape, f"{layer.weights:,}", kept
+    return escape(layer.name), shape, f"{layer.weights:,}", kept
 
 
 def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example: Any = None) -> Summary:
@@ -109,5 +111,4 @@ def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example:
     )
     if found is None:
         return Summary(layers, None, None)
-    dense = sum(found.positions.get(layer.name, 0) * layer.weights for layer in layers)
-    return Summary(layers, found.macs(mask), dense)
+    return Summary(layers, found.macs(mask), found.macs(everything(mask)))
