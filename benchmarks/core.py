@@ -1,6 +1,6 @@
 """What does it cost to score, to select and to hold? Ratios against plain torch, in interleaved runs.
 
-python benchmarks/core.py            # all, about 10 minutes on 2 cores
+python benchmarks/core.py            # all, about 15 minutes on 2 cores
 python benchmarks/core.py selection  # one of: cut, selection, hold
 """
 
@@ -37,7 +37,7 @@ def row(question: str, value: float, limit: float, seconds: dict[str, float], at
 CUTS = 5
 
 
-def cut_rows(rounds: int = 6) -> list[Row]:
+def cut_rows(rounds: int = 5) -> list[Row]:
     """A whole phase of cuts, as `prune` runs it: with its copies, selection and check for paths."""
     torch.manual_seed(0)
     net = dp.models.resnet18()
@@ -59,7 +59,7 @@ def cut_rows(rounds: int = 6) -> list[Row]:
             mask = two_gradients(net, mask, data, reached)
 
     seconds = measure.interleaved({"plain": plain, "cut": cut, "literal": literal}, rounds)
-    each = {f"{name}_s": round(value / CUTS, 4) for name, value in measure.medians(seconds).items()}
+    each = {name: round(value / CUTS, 4) for name, value in measure.each(seconds).items()}
     return [
         row("DRIVE cut / forward+backward, ResNet-18, batch 128", measure.ratio(seconds, "cut", "plain"), 1.05, each),
         {
@@ -120,7 +120,7 @@ def selection_rows(rounds: int = 7) -> list[Row]:
         "global_unstructured": global_unstructured,
     }
     seconds = measure.interleaved(jobs, rounds)
-    each = {f"{name}_s": value for name, value in measure.medians(seconds).items()}
+    each = measure.each(seconds)
     faster = {name: measure.ratio(seconds, name, "keep_top") for name in ("kthvalue", "global_unstructured")}
     return [
         row("concatenate+kthvalue / keep_top, 25M scores", faster["kthvalue"], 4, each, at_most=False),
@@ -158,11 +158,11 @@ def status(field: str) -> int:
 # A training step under a hold.
 
 
-def hold_rows(rounds: int = 9) -> list[Row]:
+def hold_rows() -> list[Row]:
     rows = []
-    for name, build, batch, optimizer, limit in (
-        ("ResNet-18, SGD momentum, batch 128", dp.models.resnet18, 128, sgd, 1.03),
-        ("AlexNet, Adam, batch 256", dp.models.alexnet, 256, adam, 1.06),
+    for name, build, batch, optimizer, limit, rounds in (
+        ("ResNet-18, SGD momentum, batch 128", dp.models.resnet18, 128, sgd, 1.03, 12),
+        ("AlexNet, Adam, batch 256", dp.models.alexnet, 256, adam, 1.06, 36),
     ):
         torch.manual_seed(0)
         dense = build()
@@ -178,7 +178,7 @@ def hold_rows(rounds: int = 9) -> list[Row]:
         nets = {"dense": dense, "held": held, "torch_prune": pruned}
         jobs = {key: step(net, optimizers[key], data) for key, net in nets.items()}
         seconds = measure.interleaved(jobs, rounds)
-        each = {f"{key}_s": value for key, value in measure.medians(seconds).items()}
+        each = measure.each(seconds)
         rows.append(row(f"held step / dense step, {name}", measure.ratio(seconds, "held", "dense"), limit, each))
         rows.append(
             {

@@ -37,12 +37,23 @@ def interleaved(jobs: dict[str, Callable[[], object]], rounds: int, warmup: int 
 
 
 def ratio(seconds: dict[str, list[float]], job: str, to: str) -> float:
-    """The median over rounds of a job's time as a multiple of another's."""
-    return statistics.median(a / b for a, b in zip(seconds[job], seconds[to], strict=True))
+    """A job's time as a multiple of another's: of each, the mean of the fastest third of the rounds.
+
+    What else runs on the machine only ever makes a round slower, and on a shared one by more than what is measured
+    here; the fastest rounds are those that were disturbed least.
+    """
+    return fastest(seconds[job]) / fastest(seconds[to])
 
 
-def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
-    return {name: round(statistics.median(values), 4) for name, values in seconds.items()}
+def fastest(values: list[float]) -> float:
+    third = sorted(values)[: max(1, len(values) // 3)]
+    return statistics.mean(third)
+
+
+def each(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """What the ratios are made of, and the medians."""
+    found = {f"{name}_s": round(fastest(values), 4) for name, values in seconds.items()}
+    return found | {f"{name}_median_s": round(statistics.median(values), 4) for name, values in seconds.items()}
 
 
 def machine() -> dict[str, object]:

@@ -54,7 +54,7 @@ def train(net, optimizer, steps=5, **options):
 
 
 def state_is_zero(net, optimizer, mask):
-    weights = dp.prunable(net)
+    weights = dict(net.named_parameters())
     values = [
         (value, kept)
         for name, kept in mask.items()

@@ -1,8 +1,6 @@
 import copy
 import io
-import warnings
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +11,8 @@ from driveprune.mask import kept_count
 from tests.nets import batch, convnet, images, mlp, removed_are_zero, same, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
+
+
 DATA = [images(seed=0), images(seed=1), images(seed=2)]
 
 
@@ -170,22 +170,6 @@ def test_reinit_draws_new_weights_under_the_same_mask():
         assert not torch.equal(net.state_dict()[name][kept], initial[name][kept])
 
 
-def test_going_on_from_a_mask():
-    net, data = convnet(), [images()]
-    first = dp.prune(net, data, method="snip", sparsity=0.5)
-    second = dp.prune(net, data, method="snip", sparsity=0.9, mask=first)
-    assert all(not (second[name] & ~first[name]).any() for name in first)
-    with pytest.raises(ValueError, match="fewer than sparsity 0.5 asks for: start from a denser mask"):
-        dp.prune(net, data, method="snip", sparsity=0.5, mask=second)
-
-
-def test_min_kept():
-    net = convnet()
-    kept = dp.prune(net, [images()], method="magnitude", sparsity=0.99, min_kept=3)
-    assert all(int(k.sum()) >= 3 for k in kept.values())
-    assert sum(int(k.sum()) for k in kept.values()) == 16
-
-
 def bad_scores(value):
     def score(model, mask, batches, *, loss, generator):
         scores = {name: torch.rand(kept.shape) for name, kept in mask.items()}
@@ -208,95 +192,12 @@ def test_bad_scores_in_the_middle_roll_back(value):
     assert not optimizer.state
 
 
-def test_warnings_as_errors_roll_back_too():
-    net = convnet()
-    before = snapshot(net)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(dp.CollapseWarning, match="no path"):
-            dp.prune(net, [images()], method="random", sparsity=0.999)
-    assert same(before, snapshot(net))
-
-
-CASES = {
-    "percent": ({"sparsity": 98}, "did you mean 0.98"),
-    "empty": ({"batches": []}, "batches is empty"),
-    "exhausted": ({"batches": iter([images()])}, "ran out after 1 batches"),
-    "missing": ({"batches": None}, "pass batches"),
-    "method": ({"method": "drove"}, "unknown method 'drove'"),
-    "knob": ({"knobs": {"epochs": 3}}, "drive has no knob 'epochs'; it has early_epochs, cuts"),
-    "pattern": ({"exclude": "*"}, "nothing to prune"),
-    "mask": ({"mask": {"x": torch.ones(1, dtype=torch.bool)}}, "has no parameter 'x'"),
-    "loss": ({"loss": lambda m, b: m(b[0]).sum() * float("nan")}, "the loss is nan"),
-    "min_kept": ({"min_kept": 1000}, "min_kept=1000 asks for"),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_bad_input_names_itself_and_changes_nothing(case):
-    options, message = CASES[case]
-    net = convnet()
-    before = snapshot(net)
-    options = {"batches": [images()], "sparsity": 0.9, "method": "drive", **options}
-    with pytest.raises(ValueError, match=message):
-        dp.prune(net, options.pop("batches"), **options)
-    assert same(before, snapshot(net))
-
-
 def test_bad_lengths():
     for options in ({"epochs": 0}, {"steps_per_epoch": 0}):
         with pytest.raises(ValueError, match="must be at least 1"):
             dp.Pruner(mlp(), None, [batch()], sparsity=0.9, **{"epochs": 1, "steps_per_epoch": 1, **options})
     with pytest.raises(ValueError, match="epochs before the cut are more than the whole training"):
         dp.Pruner(mlp(), None, [batch()], sparsity=0.9, epochs=3, steps_per_epoch=1)
-
-
-def test_provenance():
-    kept = dp.prune(mlp(), [batch()], method="drive", sparsity=0.9, seed=4, knobs={"cuts": 3})
-    about = kept.provenance
-    assert about["method"] == "drive"
-    assert about["knobs"]["cuts"] == 3
-    assert about["knobs"]["early_epochs"] == 5.0
-    assert about["sparsity"] == 0.9
-    assert about["seed"] == 4
-    assert about["versions"]["torch"] == torch.__version__
-
-
-def test_data_loaders_repeat_by_seed():
-    data = torch.utils.data.TensorDataset(*images(size=64))
-    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
-    masks = []
-    for seed in (0, 0, 1):
-        torch.rand(len(masks) + 1)  # whatever else draws from the global state
-        masks.append(dp.prune(convnet(), loader, sparsity=0.9, seed=seed, knobs={"cuts": 10}))
-    assert same(dict(masks[0]), dict(masks[1]))
-    assert not same(dict(masks[0]), dict(masks[2]))
-
-
-def test_the_loss_hook_serves_other_models():
-    class Twins(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 1)
-
-        def forward(self, *, values):
-            return {"y": self.b(self.a(values).tanh())}
-
-    def loss(model, b):
-        return (model(values=b["x"])["y"].squeeze(-1) - b["y"]).square().mean()
-
-    data = [{"x": torch.randn(8, 6), "y": torch.randn(8)}]
-    for method in ("drive", "snip", "synflow", "force"):
-        kept = dp.prune(Twins(), data, method=method, sparsity=0.5, loss=loss)
-        assert sum(int(k.sum()) for k in kept.values()) == 14
-
-
-def test_wrapped_models_are_scored_unwrapped():
-    plain = dp.prune(convnet(), DATA, sparsity=0.9, knobs={"cuts": 3})
-    compiled = torch.compile(convnet(), backend="eager")
-    assert same(dict(plain), dict(dp.prune(compiled, DATA, sparsity=0.9, knobs={"cuts": 3})))
-    parallel = nn.DataParallel(convnet())
-    assert same(dict(plain), dict(dp.prune(parallel, DATA, sparsity=0.9, knobs={"cuts": 3})))
 
 
 @pytest.mark.parametrize("order", ["pruner first", "pruner last"])
@@ -321,70 +222,6 @@ def test_going_back_to_a_checkpoint_from_before_the_cut(method, order):
     for number in range(1, steps):
         one_step(net, optimizer, pruner, number)
     assert same(expected, snapshot(net))
-
-
-def test_autocast_does_not_score_on_old_copies_of_the_weights():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cached = dp.prune(convnet(), DATA, sparsity=0.9, knobs={"cuts": 10})
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        plain = dp.prune(convnet(), DATA, sparsity=0.9, knobs={"cuts": 10})
-    assert same(dict(cached), dict(plain))
-
-
-def test_a_mask_to_go_on_from_is_applied_first():
-    first = dp.prune(convnet(), DATA, method="random", sparsity=0.5)
-    applied = convnet()
-    dp.apply(applied, first)
-    for method in ("snip", "synflow", "grasp"):
-        masks = [
-            dp.prune(net, DATA, method=method, sparsity=0.8, mask=first)
-            for net in (convnet(), copy.deepcopy(applied))
-        ]
-        assert same(dict(masks[0]), dict(masks[1]))
-    with pytest.raises(ValueError, match="a mask says already which weights to prune"):
-        dp.prune(convnet(), DATA, sparsity=0.8, mask=first, exclude="0.*")
-
-
-def test_gradients_that_are_one_tensor_are_averaged_all_the_same():
-    class Delta(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base, self.delta = (nn.Parameter(torch.randn(3, 6)) for _ in range(2))
-
-        def forward(self, x):
-            return F.linear(x, self.base + self.delta)
-
-    torch.manual_seed(0)
-    net, data = Delta(), [batch(seed=0), batch(seed=1)]
-    joined = [tuple(torch.cat(parts) for parts in zip(*data, strict=True))]
-    kept = dp.prune(copy.deepcopy(net), data, method="snip", sparsity=0.5, knobs={"batches_per_cut": 2})
-    assert same(dict(kept), dict(dp.prune(net, joined, method="snip", sparsity=0.5)))
-
-
-def test_loaders_with_persistent_workers_and_their_epochs_are_left_alone():
-    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
-    seen = 0
-    for _ in loader:
-        seen += 1
-        if seen == 3:
-            dp.prune(mlp(), loader, sparsity=0.5, knobs={"cuts": 3})
-    assert seen == 10
-
-
-def test_dropout_as_a_function_is_off_while_scoring():
-    class Dropping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.fc(F.dropout(x, 0.5, self.training))
-
-    torch.manual_seed(0)
-    net = Dropping()
-    masks = [dp.prune(copy.deepcopy(net), [batch()], method="snip", sparsity=0.5, seed=seed) for seed in (0, 1)]
-    assert same(dict(masks[0]), dict(masks[1]))
 
 
 def test_a_constructor_that_fails_leaves_nothing_behind():
@@ -461,15 +298,6 @@ def test_states_that_belong_elsewhere_change_nothing():
     assert same(before["mask"], pruner.state_dict()["mask"])
 
 
-def test_numbers_of_numpy():
-    masks = [
-        dp.prune(mlp(), [batch()], method="random", sparsity=sparsity, seed=seed)
-        for sparsity, seed in ((0.5, 3), (np.float32(0.5), np.int64(3)))
-    ]
-    assert same(dict(masks[0]), dict(masks[1]))
-    assert masks[1].provenance["seed"] == 3
-
-
 def test_reinit_checks_before_it_draws():
     class Own(nn.Module):
         def __init__(self):
@@ -485,31 +313,6 @@ def test_reinit_checks_before_it_draws():
     with pytest.raises(ValueError, match="no reset_parameters"):
         dp.Pruner(net, None, [batch()], method=plan, sparsity=0.5, epochs=1, steps_per_epoch=3)
     assert same(before, snapshot(net))
-
-
-def test_erk_on_top_of_a_mask_and_with_a_floor():
-    first = dp.prune(convnet(), method="random", sparsity=0.5)
-    kept = dp.prune(convnet(), method="erk", sparsity=0.6, mask=first)
-    assert sum(int(k.sum()) for k in kept.values()) == kept_count(1624, 0.6)
-    floor = dp.prune(convnet(), method="erk", sparsity=0.99, min_kept=4)
-    assert all(int(k.sum()) >= 4 for k in floor.values())
-    assert sum(int(k.sum()) for k in floor.values()) == 16
-
-
-def test_time_first_networks_keep_their_recurrent_weights():
-    class Reader(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.lstm, self.head = nn.Embedding(9, 5), nn.LSTM(5, 6), nn.Linear(6, 9)
-
-        def forward(self, x):
-            return self.head(self.lstm(self.tokens(x))[0]).flatten(0, 1)
-
-    x = torch.randint(9, (7, 3))
-    kept = dp.prune(
-        Reader(), [(x, x)], method="synflow", sparsity=0.5, loss=lambda m, b: F.cross_entropy(m(b[0]), b[1].flatten())
-    )
-    assert kept["lstm.weight_hh_l0"].any()
 
 
 def test_bad_knobs_of_scores():

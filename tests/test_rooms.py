@@ -7,7 +7,7 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan", "methods", "hold",
+    "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan", "methods", "cut", "hold",
     "pruner", "netfile", "models", "summary", "preview", "train", "cli",
 ]  # fmt: skip
 

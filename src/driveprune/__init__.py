@@ -5,13 +5,14 @@ exactly zero, counts are exact, and what is saved is small.
 """
 
 from driveprune import methods, models
+from driveprune.cut import prune
 from driveprune.graph import CollapseWarning, effective_sparsity
 from driveprune.hold import Held, hold
 from driveprune.mask import Mask, apply, prunable, sparsity
 from driveprune.netfile import load, save
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
 from driveprune.preview import Preview, preview
-from driveprune.pruner import Pruner, prune
+from driveprune.pruner import Pruner
 from driveprune.selection import keep_top
 from driveprune.summary import Summary, summary
 

@@ -304,6 +304,20 @@ def _same_gradients(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def same_generators(batches: Any) -> Iterator[None]:
+    """The generators that a data loader was given, put back afterwards to where they were."""
+    sampler, batch_sampler = (getattr(batches, name, None) for name in ("sampler", "batch_sampler"))
+    holders = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = {g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
+    states = [(generator, generator.get_state()) for generator in found]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+@contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     """The random state of torch, numpy and Python seeded for a while, and put back afterwards."""
     devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}

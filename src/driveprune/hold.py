@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import TensorWeakRef
 
 from driveprune.mask import Mask, bits, check_fits, owners, zero_removed
 
@@ -191,6 +192,7 @@ class _Keeper:
         self.handle: Any = _Nothing()
         self._bits: dict[Any, Tensor] = {}
         self._loaded: dict[Place, Tensor] = {}
+        self._cleaned: tuple[TensorWeakRef, int] | None = None
         self.watch()
 
     def watch(self) -> None:
@@ -210,6 +212,7 @@ class _Keeper:
         self.forget()
         self.kept = kept.clone()
         self._bits.clear()
+        self._cleaned = None
 
     def _at(self, place: Place) -> Tensor | None:
         if place is None:
@@ -244,7 +247,7 @@ class _Keeper:
     def clean_gradient(self) -> None:
         """Mask the gradient, whoever has made it."""
         gradient = self.weight.grad
-        if gradient is None:
+        if gradient is None or self._is_clean(gradient):
             return
         if gradient.is_sparse:
             self.weight.grad = _masked_sparse(gradient.coalesce(), self.kept.to(gradient.device))
@@ -252,6 +255,14 @@ class _Keeper:
         if any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)):
             self.weight.grad = gradient = gradient.clone(memory_format=torch.contiguous_format)  # was expanded
         self.clean(gradient)
+        self._cleaned = TensorWeakRef(gradient), gradient._version
+
+    def _is_clean(self, gradient: Tensor) -> bool:
+        """Whether a gradient is just as the last cleaning has left it: the same tensor, never written to since."""
+        if self._cleaned is None:
+            return False
+        cleaned, version = self._cleaned
+        return cleaned() is gradient and gradient._version == version
 
     def clean(self, tensor: Tensor) -> None:
         """Set removed places to +0.0."""

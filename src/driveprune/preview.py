@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from driveprune import methods as known
+from driveprune.cut import prune
 from driveprune.gradients import cross_entropy, endless, scoring
 from driveprune.graph import CollapseWarning, Flow, Inputs, example_of, flow
 from driveprune.mask import (
@@ -29,7 +30,6 @@ from driveprune.mask import (
 )
 from driveprune.mask import sparsity as sparsity_of
 from driveprune.plan import Plan, Prune, Rewind, Train
-from driveprune.pruner import prune
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,27 @@
-"""Carrying out plans: `prune` only cuts; `Pruner` follows a whole plan, stepped by the user's training loop."""
+"""Carrying out plans, step by step, driven by the user's training loop."""
 
 from __future__ import annotations
 
 import copy
 import json
-import platform
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import version
-from itertools import chain
 from math import ceil
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from driveprune import methods
-from driveprune.gradients import cross_entropy, endless, scoring, seeded
-from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of
+from driveprune.cut import cut, provenance
+from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
 from driveprune.mask import (
     Loss,
     Mask,
-    all_weights,
-    apply,
     check_fits,
     check_sparsity,
-    empty_layers,
     everything,
-    kept_count,
-    kept_weights,
     owners,
     parameters,
     prunable,
@@ -41,65 +30,6 @@ from driveprune.mask import (
 )
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
 from driveprune.seeds import generator_for, seed_for
-from driveprune.selection import keep_top
-
-
-def prune(
-    model: nn.Module,
-    batches: Iterable[Any] | None = None,
-    *,
-    sparsity: float,
-    method: methods.Method = "drive",
-    knobs: Mapping[str, Any] | None = None,
-    loss: Loss = cross_entropy,
-    mask: Mapping[str, Tensor] | None = None,
-    include: str | Iterable[str] = (),
-    exclude: str | Iterable[str] = (),
-    frozen: bool = False,
-    min_kept: int = 0,
-    seed: int = 0,
-    progress: bool = True,
-) -> Mask:
-    """Cut a network to a sparsity, now: removed weights become zero, and the mask of what is kept is returned.
-
-    Args:
-        model: the network, wherever it is in training.
-        batches: batches to score with, such as a data loader; they start again when they end.
-        sparsity: the fraction of weights to remove, in [0, 1).
-        method: the name of a method, a module, or a score function of your own.
-        knobs: options of the method; `driveprune.methods.knobs(method)` lists them.
-        loss: (model, batch) -> scalar; by default the cross entropy of model(x) against y for batches (x, y).
-        mask: go on from this mask instead of from all prunable weights.
-        include: patterns of parameter names to prune as well, see `prunable`.
-        exclude: patterns of parameter names to leave out.
-        frozen: prune frozen parameters, too.
-        min_kept: keep at least this many weights in each layer.
-        seed: for random scores and for loaders that draw at random.
-        progress: show a progress bar on a terminal.
-
-    If anything goes wrong, the model is as it was before.
-
-    >>> x, y = torch.randn(64, 10), torch.randint(2, (64,))
-    >>> net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
-    >>> kept = prune(net, [(x, y)], method="drive", sparsity=0.9)
-    >>> sum(int(m.sum()) for m in kept.values())
-    60
-
-    """
-    sparsity, seed = check_sparsity(sparsity), int(seed)
-    phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
-    if mask is not None and (include or exclude or frozen):
-        raise ValueError("a mask says already which weights to prune: leave out include, exclude and frozen")
-    start = (
-        Mask(mask)
-        if mask is not None
-        else everything(prunable(model, include=include, exclude=exclude, frozen=frozen))
-    )
-    cut = _cut(
-        model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
-        progress=progress,
-    )  # fmt: skip
-    return Mask(cut, _provenance(method, knobs, sparsity, seed))
 
 
 class Pruner:
@@ -177,8 +107,8 @@ class Pruner:
         self._cursor = 0
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._held: Held | None = None
-        provenance = _provenance(method, knobs, sparsity, seed)
-        self._mask = Mask(everything(prunable(model, include=include, exclude=exclude, frozen=frozen)), provenance)
+        about = provenance(method, knobs, sparsity, seed)
+        self._mask = Mask(everything(prunable(model, include=include, exclude=exclude, frozen=frozen)), about)
         check_free(check_fits(self._model, self._mask), self._optimizers)
         if resume is not None:
             self.load_state_dict(resume)
@@ -255,12 +185,12 @@ class Pruner:
         return values
 
     def _prune(self, phase: Prune) -> None:
-        cut = _cut(
+        kept = cut(
             self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
             counter=(self.cycle, self._cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
             progress=self._progress,
         )  # fmt: skip
-        self._hold(cut, {})
+        self._hold(kept, {})
 
     def _hold(self, mask: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Take over a mask; `values` are given back to weights first."""
@@ -344,127 +274,6 @@ class Pruner:
     def _identity(self) -> str:
         about = {key: value for key, value in self._mask.provenance.items() if key != "versions"}
         return json.dumps({**about, "steps": total_steps(self.plan), "phases": len(self.plan)}, sort_keys=True)
-
-
-def _only_cut(plan: Plan, method: methods.Method) -> Prune:
-    """The one Prune phase of a plan, or an error if the plan trains between cuts or rewinds."""
-    cuts = [phase for phase in plan if isinstance(phase, Prune)]
-    if len(cuts) != 1 or any(isinstance(phase, Rewind) for phase in plan):
-        raise ValueError(
-            f"{methods.describe(method)} trains between its cuts, and prune() only cuts: "
-            "use driveprune.Pruner in your training loop"
-        )
-    return cuts[0]
-
-
-def _cut(
-    model: nn.Module,
-    mask: Mask,
-    phase: Prune,
-    batches: Iterable[Any] | None,
-    *,
-    loss: Loss,
-    seed: int,
-    counter: tuple[int, int],
-    is_last: bool,
-    min_kept: int,
-    progress: bool,
-) -> Mask:
-    """Carry out a Prune phase: the new mask. The removed weights are zero afterwards.
-
-    Warns if that leaves the network cut. If anything goes wrong, the model is as it was before.
-    """
-    weights = check_fits(model, mask)
-    before = {name: weight.detach().clone() for name, weight in weights.items()}
-    feed = _Feed(batches, phase.fresh)
-    empty = len(empty_layers(mask))
-    bar = progress and Console(stderr=True).is_terminal and len(phase.path) > 1
-    try:
-        if not phase.revive:
-            apply(model, mask)
-        path = list(enumerate(phase.path))
-        for number, reached in track(path, "pruning", transient=True, disable=not bar):
-            if _nothing_to_cut(mask, phase, reached):
-                continue
-            draw = seed_for(seed, "cut", *counter, number)
-            with scoring(model, draw) as plain:
-                generator = generator_for(seed, "score", *counter, number)
-                scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
-            scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
-            mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive)
-            if not phase.revive:
-                apply(model, mask)
-        apply(model, mask)
-        if is_last or len(empty_layers(mask)) > empty:
-            with scoring(model, seed_for(seed, "example", *counter)) as plain:
-                check_paths(plain, mask, feed.example(plain, loss))
-        return mask
-    except BaseException:
-        restore(weights, before)
-        raise
-
-
-def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
-    """Whether the mask has this sparsity already; an error if it is sparser than the end of the path."""
-    if phase.revive:
-        return False
-    kept, size = kept_weights(mask), all_weights(mask)
-    if kept < kept_count(size, phase.path[-1]):
-        raise ValueError(
-            f"the mask keeps {kept} of {size} weights, fewer than sparsity {phase.path[-1]} asks for: "
-            "start from a denser mask"
-        )
-    return phase.scope == "global" and kept <= kept_count(size, reached)
-
-
-class _Feed:
-    """The batches of one Prune phase: one iterator lives across its cuts."""
-
-    def __init__(self, batches: Iterable[Any] | None, fresh: bool) -> None:
-        self._batches, self._fresh = batches, fresh
-        self._stream = self._noted(endless(batches))
-        self._first: list[Any] | None = None
-        self._last: list[Any] = []
-
-    def _noted(self, stream: Iterator[Any]) -> Iterator[Any]:
-        for batch in stream:
-            self._last = [batch]
-            if self._first is not None:
-                self._first.append(batch)
-            yield batch
-
-    def cut(self) -> Iterator[Any]:
-        """The batches for one cut."""
-        if self._fresh:
-            return self._stream
-        if self._first is None:
-            self._first = []
-            return self._stream
-        return chain(tuple(self._first), self._stream)
-
-    def example(self, model: nn.Module, loss: Loss) -> Inputs | None:
-        """An input of the model, from a batch that was looked at or, if there was none, from the first."""
-        if self._batches is None:
-            return None
-        try:
-            return example_of(model, self._last[0] if self._last else next(self._stream), loss)
-        except Exception as error:  # the check for paths is a service, no reason to fail
-            warnings.warn(f"paths through the network cannot be followed: {error}", CollapseWarning, stacklevel=4)
-            return None
-
-
-def _provenance(
-    method: methods.Method, knobs: Mapping[str, Any] | None, sparsity: float, seed: int
-) -> dict[str, Any]:
-    known = {} if isinstance(method, list) else methods.knobs(method)
-    packages = ("driveprune", "torch", "numpy")
-    return {
-        "method": methods.describe(method),
-        "knobs": json.loads(json.dumps({**known, **(knobs or {})}, default=repr)),
-        "sparsity": sparsity,
-        "seed": seed,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-    }
 
 
 def _shuffled(mask: Mask, seed: int) -> Mask:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import driveprune as dp
-from driveprune import pruner as interpreter
+from driveprune import cut as interpreter
 from driveprune.mask import kept_count
 from driveprune.plan import Prune
 from tests.nets import (

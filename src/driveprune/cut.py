@@ -1,0 +1,234 @@
+"""Cutting: one Prune phase of a plan, and `prune`, which is that and nothing else."""
+
+from __future__ import annotations
+
+import json
+import platform
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from itertools import chain
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+
+from driveprune import methods
+from driveprune.gradients import cross_entropy, endless, same_generators, scoring
+from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of
+from driveprune.mask import (
+    Loss,
+    Mask,
+    all_weights,
+    apply,
+    check_fits,
+    check_sparsity,
+    empty_layers,
+    everything,
+    kept_count,
+    kept_weights,
+    prunable,
+    restore,
+)
+from driveprune.plan import Plan, Prune, Rewind
+from driveprune.seeds import generator_for, seed_for
+from driveprune.selection import keep_top
+
+
+def prune(
+    model: nn.Module,
+    batches: Iterable[Any] | None = None,
+    *,
+    sparsity: float,
+    method: methods.Method = "drive",
+    knobs: Mapping[str, Any] | None = None,
+    loss: Loss = cross_entropy,
+    mask: Mapping[str, Tensor] | None = None,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    frozen: bool = False,
+    min_kept: int = 0,
+    seed: int = 0,
+    progress: bool = True,
+) -> Mask:
+    """Cut a network to a sparsity, now: removed weights become zero, and the mask of what is kept is returned.
+
+    Args:
+        model: the network, wherever it is in training.
+        batches: batches to score with, such as a data loader; they start again when they end.
+        sparsity: the fraction of weights to remove, in [0, 1).
+        method: the name of a method, a module, or a score function of your own.
+        knobs: options of the method; `driveprune.methods.knobs(method)` lists them.
+        loss: (model, batch) -> scalar; by default the cross entropy of model(x) against y for batches (x, y).
+        mask: go on from this mask instead of from all prunable weights.
+        include: patterns of parameter names to prune as well, see `prunable`.
+        exclude: patterns of parameter names to leave out.
+        frozen: prune frozen parameters, too.
+        min_kept: keep at least this many weights in each layer.
+        seed: for random scores and for loaders that draw at random.
+        progress: show a progress bar on a terminal.
+
+    If anything goes wrong, the model is as it was before.
+
+    >>> import torch
+    >>> x, y = torch.randn(64, 10), torch.randint(2, (64,))
+    >>> net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
+    >>> kept = prune(net, [(x, y)], method="drive", sparsity=0.9)
+    >>> sum(int(m.sum()) for m in kept.values())
+    60
+
+    """
+    sparsity, seed = check_sparsity(sparsity), int(seed)
+    phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
+    if mask is not None and (include or exclude or frozen):
+        raise ValueError("a mask says already which weights to prune: leave out include, exclude and frozen")
+    start = (
+        Mask(mask)
+        if mask is not None
+        else everything(prunable(model, include=include, exclude=exclude, frozen=frozen))
+    )
+    kept = cut(
+        model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
+        progress=progress,
+    )  # fmt: skip
+    return Mask(kept, provenance(method, knobs, sparsity, seed))
+
+
+def _only_cut(plan: Plan, method: methods.Method) -> Prune:
+    """The one Prune phase of a plan, or an error if the plan trains between cuts or rewinds."""
+    cuts = [phase for phase in plan if isinstance(phase, Prune)]
+    if len(cuts) != 1 or any(isinstance(phase, Rewind) for phase in plan):
+        raise ValueError(
+            f"{methods.describe(method)} trains between its cuts, and prune() only cuts: "
+            "use driveprune.Pruner in your training loop"
+        )
+    return cuts[0]
+
+
+def cut(
+    model: nn.Module,
+    mask: Mask,
+    phase: Prune,
+    batches: Iterable[Any] | None,
+    *,
+    loss: Loss,
+    seed: int,
+    counter: tuple[int, int],
+    is_last: bool,
+    min_kept: int,
+    progress: bool,
+) -> Mask:
+    """Carry out a Prune phase: the new mask. The removed weights are zero afterwards.
+
+    Warns if that leaves the network cut. If anything goes wrong, the model is as it was before.
+    """
+    weights = check_fits(model, mask)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    feed = _Feed(batches, phase.fresh)
+    try:
+        with same_generators(batches):
+            kept = _along_the_path(model, mask, phase, feed, loss, seed, counter, min_kept, progress)
+            if is_last or len(empty_layers(kept)) > len(empty_layers(mask)):
+                with scoring(model, seed_for(seed, "example", *counter)) as plain:
+                    check_paths(plain, kept, feed.example(plain, loss))
+        return kept
+    except BaseException:
+        restore(weights, before)
+        raise
+
+
+def _along_the_path(
+    model: nn.Module,
+    mask: Mask,
+    phase: Prune,
+    feed: _Feed,
+    loss: Loss,
+    seed: int,
+    counter: tuple[int, int],
+    min_kept: int,
+    progress: bool,
+) -> Mask:
+    """Score, keep the best and apply, for each sparsity of the path."""
+    if not phase.revive:
+        apply(model, mask)
+    for number, reached in _shown(phase.path, progress):
+        if _nothing_to_cut(mask, phase, reached):
+            continue
+        with scoring(model, seed_for(seed, "cut", *counter, number)) as plain:
+            generator = generator_for(seed, "score", *counter, number)
+            scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
+        scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
+        mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive)
+        if not phase.revive:
+            apply(model, mask)
+    apply(model, mask)
+    return mask
+
+
+def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
+    """Whether the mask has this sparsity already; an error if it is sparser than the end of the path."""
+    if phase.revive:
+        return False
+    kept, size = kept_weights(mask), all_weights(mask)
+    if kept < kept_count(size, phase.path[-1]):
+        raise ValueError(
+            f"the mask keeps {kept} of {size} weights, fewer than sparsity {phase.path[-1]} asks for: "
+            "start from a denser mask"
+        )
+    return phase.scope == "global" and kept <= kept_count(size, reached)
+
+
+def _shown(path: tuple[float, ...], progress: bool) -> Iterable[tuple[int, float]]:
+    """The cuts, numbered; on a terminal with a progress bar."""
+    bar = progress and len(path) > 1 and Console(stderr=True).is_terminal
+    return track(list(enumerate(path)), "pruning", transient=True, disable=not bar)
+
+
+class _Feed:
+    """The batches of one Prune phase: one iterator lives across its cuts."""
+
+    def __init__(self, batches: Iterable[Any] | None, fresh: bool) -> None:
+        self._batches, self._fresh = batches, fresh
+        self._stream = self._noted(endless(batches))
+        self._first: list[Any] | None = None
+        self._last: list[Any] = []
+
+    def _noted(self, stream: Iterator[Any]) -> Iterator[Any]:
+        for batch in stream:
+            self._last = [batch]
+            if self._first is not None:
+                self._first.append(batch)
+            yield batch
+
+    def cut(self) -> Iterator[Any]:
+        """The batches for one cut."""
+        if self._fresh:
+            return self._stream
+        if self._first is None:
+            self._first = []
+            return self._stream
+        return chain(tuple(self._first), self._stream)
+
+    def example(self, model: nn.Module, loss: Loss) -> Inputs | None:
+        """An input of the model, from a batch that was looked at or, if there was none, from the first."""
+        if self._batches is None:
+            return None
+        try:
+            return example_of(model, self._last[0] if self._last else next(self._stream), loss)
+        except Exception as error:  # the check for paths is a service, no reason to fail
+            warnings.warn(f"paths through the network cannot be followed: {error}", CollapseWarning, stacklevel=4)
+            return None
+
+
+def provenance(method: methods.Method, knobs: Mapping[str, Any] | None, sparsity: float, seed: int) -> dict[str, Any]:
+    """Where a mask comes from: what `driveprune.save` writes beside it."""
+    known = {} if isinstance(method, list) else methods.knobs(method)
+    packages = ("driveprune", "torch", "numpy")
+    return {
+        "method": methods.describe(method),
+        "knobs": json.loads(json.dumps({**known, **(knobs or {})}, default=repr)),
+        "sparsity": sparsity,
+        "seed": seed,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+    }
