@@ -3,7 +3,9 @@
 Gradients are masked as they are accumulated, so that clipping, gradient accumulation, scaling and closures see
 only kept weights; once more before a step, for gradients that were set by hand; weights are set to zero again
 after each step, for optimisers that move weights without a gradient; the optimiser's state is zero at removed
-places, also after it was loaded. The network stays an ordinary network: no wrappers, no renamed parameters.
+places, also after it was loaded (but where an optimiser keeps it above a positive floor, as Adamax and Rprop do, or
+for whole rows and columns, as Adafactor does). The network stays an ordinary network: no wrappers, no renamed
+parameters.
 """
 
 from __future__ import annotations
