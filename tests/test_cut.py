@@ -219,3 +219,16 @@ def test_generators_of_loaders_are_put_back():
     state = generator.get_state()
     dp.prune(convnet(), loader, sparsity=0.9, knobs={"cuts": 10})
     assert torch.equal(generator.get_state(), state)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+@pytest.mark.parametrize("method", ["drive", "grasp", "synflow", "force"])
+def test_compiled_parts_are_scored_as_they_are_written(method, how):
+    net = mlp()
+    if how == "wrapped":
+        net[2] = torch.compile(net[2], backend="aot_eager")
+    else:
+        net[2].compile(backend="aot_eager")
+    knobs = {} if method == "grasp" else {"cuts": 3}
+    plain = dp.prune(mlp(), [batch()], method=method, sparsity=0.5, knobs=knobs)
+    assert same(dict(plain), dict(dp.prune(net, [batch()], method=method, sparsity=0.5, knobs=knobs)))

@@ -217,8 +217,18 @@ def scoring(model: nn.Module, seed: int) -> Iterator[nn.Module]:
                 module.training = False
             elif isinstance(module, nn.RNNBase):
                 module.dropout = 0.0
-        with _NoDropout():
+        with eager(model), _NoDropout():
             yield model
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Parts of the model that are compiled run as written for a while: nothing is compiled again just to score."""
+    if any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules()):
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
 
 
 class _NoDropout(TorchFunctionMode):

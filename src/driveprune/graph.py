@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from driveprune.gradients import evaluating, seeded
+from driveprune.gradients import eager, evaluating, seeded
 from driveprune.mask import Loss, Mask, all_weights, check_fits, empty_layers, parameters, sparsity, unwrap
 from driveprune.twin import Twin, mark
 
@@ -127,7 +127,7 @@ def flow(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> Flow:
         names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
         mode = Twin(names, {name: weight.numel() for name, weight in weights.items()})
         args, kwargs = tree_map(_signal, (inputs.args, inputs.kwargs))
-        with evaluating(twin), mode, torch.autocast("cpu", enabled=False):
+        with evaluating(twin), eager(twin), mode, torch.autocast("cpu", enabled=False):
             output = twin(*args, **kwargs)
         signal = total(output)
         effective = _on_a_path(signal, weights, mask, mode.added)
