@@ -18,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	@$(BIN)/driveprune sweep --threads 1 --jobs 2 --runs runs/demo
+	@$(BIN)/driveprune report runs/demo -o runs/demo/report.txt
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2

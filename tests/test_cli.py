@@ -1,3 +1,9 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -10,15 +16,82 @@ def run(*words):
     return CliRunner().invoke(app, list(words), env={"COLUMNS": "120"})
 
 
-def test_methods_lists_all_with_their_knobs():
-    result = run("methods")
-    assert result.exit_code == 0
-    for name in dp.methods.names():
-        assert name in result.stdout
-    assert "early_epochs = 5.0" in result.stdout
+QUICK = ("--width", "0.25", "--images", "200", "--test-images", "100", "--epochs", "2", "--threads", "1")
+METHODS = {
+    "drive": ("--method", "drive", "--sparsity", "0.9", "--knob", "early_epochs=1"),
+    "snip": ("--method", "snip", "--sparsity", "0.9"),
+}
 
 
-def test_show(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A store with a run of DRIVE and one of SNIP, made by the command."""
+    root = tmp_path_factory.mktemp("runs")
+    for method in ("drive", "snip"):
+        done = run("run", *QUICK, *METHODS[method], "--runs", str(root), "--json")
+        assert done.exit_code == 0, done.output
+    return root
+
+
+def folder(root, method):
+    return next(path for path in root.iterdir() if f"-{method}-" in path.name)
+
+
+def test_run_says_what_came_out(runs):
+    done = run("run", *QUICK, *METHODS["drive"], "--runs", str(runs))
+    assert done.exit_code == 0, done.output
+    assert "test accuracy on digits after the last epoch" in done.stdout
+    assert "sparsity 89.99" in done.stdout
+    assert "seconds: " in done.stdout
+
+
+def test_run_repeats_a_spec_exactly(runs, tmp_path):
+    first = folder(runs, "drive")
+    done = run("run", "--spec", str(first / "spec.json"), "--runs", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.output
+    again = json.loads(done.stdout)
+    result = json.loads((first / "result.json").read_text())
+    assert again["id"] == first.name
+    assert again["rows"] == result["rows"]
+
+
+def test_sweep_prints_the_table_and_a_second_call_runs_nothing(tmp_path):
+    words = ("sweep", "--methods", "dense,snip", "--sparsities", "0.9,0.95", *QUICK, "--runs", str(tmp_path))
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert "3 runs to do, 0 done already" in done.stderr
+    assert "-  " not in done.stdout  # no empty cell
+    again = run(*words, "--json")
+    assert json.loads(again.stdout)["skipped"] == [one["result"]["id"] for one in json.loads(again.stdout)["runs"]]
+
+
+def test_a_sweep_with_a_failing_run_ends_with_exit_code_1(tmp_path, monkeypatch):
+    (tmp_path / "broken_cli.py").write_text(
+        "def score(model, mask, batches, *, loss, generator):\n    return 1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = run("sweep", "--methods", "broken_cli,snip", "--sparsities", "0.9", *QUICK, "--runs", "r")
+    assert done.exit_code == 1, done.output
+    assert "ZeroDivisionError" in done.stderr
+    assert "│ snip" in done.stdout
+
+
+def test_report_of_runs(runs, tmp_path):
+    done = run("report", str(runs))
+    assert done.exit_code == 0, done.output
+    assert "test accuracy in %, last epoch" in done.stdout
+    assert {one["standing"] for one in json.loads(run("report", str(runs), "--json").stdout)} == {"done"}
+    assert run("report", str(runs), "-o", str(tmp_path / "report.txt")).exit_code == 0
+    assert "drive" in (tmp_path / "report.txt").read_text()
+
+
+def test_show_a_run_and_a_file(runs, tmp_path):
+    done = run("show", str(folder(runs, "drive")))
+    assert done.exit_code == 0
+    assert "weights are kept" in done.stdout
+    assert "effective" in done.stdout
+    facts = json.loads(run("show", str(folder(runs, "drive")), "--json").stdout)
+    assert facts["bytes"] < facts["dense_bytes"]
     net = mlp()
     mask = dp.prune(net, method="random", sparsity=0.5, seed=3)
     dp.save(tmp_path / "x", net, mask)
@@ -28,16 +101,100 @@ def test_show(tmp_path):
     assert "method: random" in result.stdout
 
 
+def test_compare_masks(runs):
+    first, second = folder(runs, "drive"), folder(runs, "snip")
+    done = run("compare", str(first), str(second))
+    assert done.exit_code == 0, done.output
+    assert "overlap" in done.stdout
+    same = json.loads(run("compare", str(first), str(first), "--json").stdout)
+    assert {layer["overlap"] for layer in same} == {1.0}
+    found = json.loads(run("compare", str(first), str(second / "net.safetensors"), "--json").stdout)
+    a, b = (dp.load(path / "net.safetensors", dp.models.digits_net(width=0.25)) for path in (first, second))
+    name = found[0]["name"]
+    assert found[0]["both"] == int((a[name] & b[name]).sum())
+    assert found[0]["overlap"] == pytest.approx(int((a[name] & b[name]).sum()) / int((a[name] | b[name]).sum()))
+
+
+def test_prune_and_preview_by_dotted_names(tmp_path, monkeypatch):
+    (tmp_path / "mine_cli.py").write_text(
+        "import torch\n"
+        "from torch.nn import Linear, ReLU, Sequential\n"
+        "def net():\n    return Sequential(Linear(4, 50), ReLU(), Linear(50, 3))\n"
+        "def batches():\n    return [(torch.randn(20, 4), torch.randint(3, (20,)))]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = run(
+        "prune", "mine_cli.net", "mine_cli.batches", "--sparsity", "0.9", "--knob", "cuts=5", "-o", "n.safetensors"
+    )
+    assert done.exit_code == 0, done.output
+    assert "35 of 350 weights are kept" in done.stdout
+    assert (tmp_path / "n.safetensors").exists()
+    done = run("preview", "mine_cli.net", "mine_cli.batches", "--sparsity", "0.5")
+    assert done.exit_code == 0, done.output
+    assert "effective sparsity" in done.stdout
+    assert run("preview", "digits_net", "digits", "--sparsity", "0.5").exit_code == 0
+
+
+def test_methods_lists_all_with_their_knobs():
+    result = run("methods")
+    assert result.exit_code == 0
+    for name in dp.methods.names():
+        assert name in result.stdout
+    assert "early_epochs = 5.0" in result.stdout
+    assert json.loads(run("methods", "--json").stdout)["drive"]["knobs"]["cuts"] == 100
+
+
+def test_recipes_are_listed_and_shown():
+    assert "paper-vgg16-cifar10" in run("recipes").stdout
+    assert "0.002" not in run("recipes", "paper-resnet18-cifar10").stdout
+    assert json.loads(run("recipes", "paper-vgg16-cifar10", "--json").stdout)["epochs"] == 150
+    assert "paper-vgg16-cifar10" in json.loads(run("recipes", "--json").stdout)
+
+
+def test_data_list_and_check(tmp_path):
+    assert "tiny-imagenet" in run("data", "list").stdout
+    facts = json.loads(run("data", "check", "digits", "--json").stdout)
+    assert (facts["training images"], facts["test images"], facts["official"]) == (1437, 360, True)
+    missing = run("data", "check", "cifar10", "--data-dir", str(tmp_path))
+    assert missing.exit_code == 2
+    assert "driveprune data get cifar10" in missing.stderr
+
+
 def test_errors_are_one_line_and_exit_code_2(tmp_path):
     torch.save(mlp().state_dict(), tmp_path / "x")
-    for path in ("x", "nothing"):
-        result = run("show", str(tmp_path / path))
-        assert result.exit_code == 2
+    for words in [
+        ("show", str(tmp_path / "x")),
+        ("show", str(tmp_path / "nothing")),
+        ("show", str(tmp_path)),
+        ("report", str(tmp_path)),
+        ("run", "--method", "drove"),
+        ("run", "--sparsity", "98"),
+        ("run", "--data", "cifar11"),
+        ("run", "--recipe", "papre"),
+        ("run", "--knob", "cuts"),
+        ("run", "--precision", "fp8"),
+        ("sweep", "--sparsities", "a,b"),
+        ("sweep", "--knob", "cuts=3"),
+        ("prune", "nothing.net", "digits"),
+        ("compare", str(tmp_path / "x"), str(tmp_path / "x")),
+    ]:
+        result = run(*words)
+        assert result.exit_code == 2, words
         assert result.stderr.startswith("error: ")
+        assert len(result.stderr.strip().splitlines()) == 1
         assert "Traceback" not in result.output
 
 
 def test_help_reads_well():
     result = run("--help")
     assert "small from the start" in result.stdout
-    assert "methods" in result.stdout
+    for name in ("run", "sweep", "prune", "preview", "data", "methods", "recipes", "show", "compare", "report"):
+        assert name in result.stdout
+
+
+def test_the_command_works_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "driveprune", "methods", "--json"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"},
+    )  # fmt: skip
+    assert "drive" in json.loads(done.stdout)

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from driveprune import files
-from driveprune.files import read_tensors, write_atomically, write_tensors
+from driveprune.files import (
+    read_json,
+    read_state,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_state,
+    write_tensors,
+)
 
 TENSORS = {"a": torch.randn(3, 4), "b": torch.arange(5), "empty": torch.zeros(0, 2), "c": torch.tensor(2.0)}
 
@@ -64,3 +72,38 @@ def test_missing_and_foreign_files(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="no safetensors file"):
         read_tensors(tmp_path / "text")
+
+
+def test_states_come_back_bit_for_bit(tmp_path):
+    state = {
+        "a": [1, 2.5, None, True, "x", (3, [4])],
+        7: {"t": torch.randn(3, 2).bfloat16(), "empty": torch.zeros(0), "scalar": torch.tensor(float("nan"))},
+        "inf": float("inf"),
+        "tiny": 5e-324,
+    }
+    write_state(tmp_path / "s", state)
+    again = read_state(tmp_path / "s")
+    assert again.keys() == state.keys()
+    assert again["a"] == state["a"]
+    assert (again["inf"], again["tiny"]) == (state["inf"], state["tiny"])
+    for name, tensor in state[7].items():
+        assert again[7][name].dtype == tensor.dtype
+        assert again[7][name].shape == tensor.shape
+        assert torch.equal(again[7][name].isnan(), tensor.isnan())
+        assert torch.equal(again[7][name].nan_to_num(), tensor.nan_to_num())
+
+
+def test_a_state_with_anything_else_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="cannot hold a set"):
+        write_state(tmp_path / "s", {"a": {1}})
+    assert not (tmp_path / "s").exists()
+
+
+def test_json_with_a_checksum(tmp_path):
+    write_json(tmp_path / "j", {"a": [1, 0.1], "ä": None})
+    assert read_json(tmp_path / "j") == {"a": [1, 0.1], "ä": None}
+    text = (tmp_path / "j").read_text()
+    for damaged in (text.replace("0.1", "0.2"), text[:-5], "[1]", "", '{"a": 1}'):
+        (tmp_path / "j").write_text(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            read_json(tmp_path / "j")

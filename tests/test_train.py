@@ -1,54 +1,204 @@
+"""The loop: resuming from any step, what is measured when, and where the time goes."""
+
+import copy
+
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from torch import nn
 
 import driveprune as dp
-from driveprune.train import Batches, accuracy, train
+from driveprune import methods
+from driveprune.fit import Tensors
+from driveprune.plan import Train
+from driveprune.pruner import Pruner
+from driveprune.train import Trained, measured, train
 from tests.nets import same
 
-
-@pytest.fixture(scope="module")
-def digits():
-    x, y = load_digits(return_X_y=True)
-    x = (torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) - 5) / 6
-    y = torch.tensor(y)
-    return Batches(x[:1500], y[:1500], size=100), Batches(x[1500:], y[1500:], size=300)
+STEPS = 4
+"""Steps of an epoch."""
 
 
-def fit(digits, method, seed=0, **options):
-    torch.manual_seed(seed)
-    net = dp.models.digits_net(width=0.5)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.get("epochs", 5))
-    return net, train(
-        net, optimizer, digits[0], test=digits[1], method=method, scheduler=scheduler,
-        **{"sparsity": 0.9, "epochs": 5, **options},
+def data(seed=0):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(16 * STEPS, 10, generator=generator)
+    return Tensors(x, (x.sum(1) > 0).long(), 16, seed)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(10, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 20), nn.ReLU(),
+        nn.Linear(20, 2),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("method", "knobs"), [("drive", {"early_epochs": 1}), ("imp", {"cycles": 3, "cycle_epochs": 1})]
-)
-def test_drive_and_imp_learn_digits_end_to_end(digits, method, knobs):
-    net, trained = fit(digits, method, knobs=knobs)
-    assert dp.sparsity(trained.mask) == pytest.approx(0.9, abs=1e-4)
-    assert trained.accuracies[-1] > 0.9
-    assert len(trained.accuracies) == (5 if method == "drive" else 8)
-    assert trained.accuracies[-1] == accuracy(net, digits[1])
-    assert 0 < trained.pruning_seconds < trained.seconds
-    weights = dp.prunable(net)
-    assert all(not weights[name][~kept].any() for name, kept in trained.mask.items())
+PLANS = {
+    "drive": ("drive", {"early_epochs": 1.5, "cuts": 4}),
+    "imp": ("imp", {"cycles": 2, "cycle_epochs": 1.0}),
+    "imp, rewound to an epoch": ("imp", {"cycles": 2, "cycle_epochs": 2.0, "rewind_epochs": 1.0}),
+    "gmp": ("gmp", {"cuts": 3}),
+    "snip": ("snip", {}),
+}
 
 
-def test_the_same_seed_gives_the_same_bits(digits):
-    nets = [fit(digits, "drive", epochs=2, knobs={"early_epochs": 1, "cuts": 5})[0] for _ in range(2)]
-    assert same(nets[0].state_dict(), nets[1].state_dict())
+class Memory:
+    """Keeps a copy of every state; `given` is what to go on from."""
+
+    def __init__(self, given=None):
+        self.given, self.states = given, []
+
+    def load(self):
+        return copy.deepcopy(self.given)
+
+    def save(self, state):
+        self.states.append(copy.deepcopy(state))
 
 
-def test_batches_cover_all_examples_in_an_order_of_the_epoch():
-    data = Batches(torch.arange(10), torch.arange(10), size=4, seed=1)
-    epochs = [torch.cat([x for x, _ in data.epoch(number)]).tolist() for number in (0, 1, 0)]
-    assert epochs[0] == epochs[2] != epochs[1]
-    assert sorted(epochs[0]) == list(range(10))
-    assert len(data) == 3
-    assert [x.tolist() for x, _ in data] == [x.tolist() for x, _ in data]
+def run(plan="drive", memory=None, adam=False, epochs=3, **options):
+    model = net()
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.05)
+    if not adam:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    method, knobs = PLANS[plan] if isinstance(plan, str) else (plan, None)
+    source = data()
+
+    def make_pruner(resume):
+        return Pruner(
+            model, optimizer, source, sparsity=0.8, epochs=epochs, steps_per_epoch=len(source), method=method,
+            knobs=knobs, scheduler=scheduler, resume=resume,
+        )  # fmt: skip
+
+    trained = train(
+        model, optimizer, source, make_pruner, scheduler=scheduler, tests={"test": data(None)},
+        checkpoints=memory, every=0.0, **options,
+    )  # fmt: skip
+    return model, trained
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("adam", [False, True])
+def test_from_any_step_the_same_bits(plan, adam):
+    memory = Memory()
+    model, trained = run(plan, memory, adam)
+    again, other = run(plan, None, adam)
+    assert same(model.state_dict(), again.state_dict())
+    for state in memory.states:
+        resumed, other = run(plan, Memory(state), adam)
+        assert same(model.state_dict(), resumed.state_dict())
+        assert other.rows == trained.rows
+        assert same(dict(other.mask), dict(trained.mask))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision_trains_and_resumes_to_the_same_bits(precision):
+    memory = Memory()
+    model, trained = run("drive", memory, precision=precision)
+    full, _ = run("drive")
+    assert not same(model.state_dict(), full.state_dict())
+    assert trained.last() > 0.6
+    resumed, _ = run("drive", Memory(memory.states[5]), precision=precision)
+    assert same(model.state_dict(), resumed.state_dict())
+
+
+def test_the_random_state_of_the_caller_is_left_alone():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torch.get_rng_state()
+    train(
+        model, optimizer, data(),
+        lambda resume: Pruner(model, optimizer, data(), sparsity=0.5, epochs=1, steps_per_epoch=STEPS, method="snip"),
+    )  # fmt: skip
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_row_an_epoch_with_what_the_model_does_then():
+    model, trained = run("drive")
+    assert [(row["cycle"], row["epoch"]) for row in trained.rows] == [(0, 1), (0, 2), (0, 3)]
+    assert trained.rows[-1]["test"] == trained.last() == measured(model, data(None))
+    assert trained.rows[0]["sparsity"] == 0
+    assert trained.rows[1]["sparsity"] == pytest.approx(0.8, abs=0.01)
+    assert [row["rate"] for row in trained.rows] == pytest.approx([0.05, 0.0375, 0.0125])
+    assert all(0 < row["loss"] < 2 for row in trained.rows)
+
+
+def test_imp_is_measured_in_its_first_and_last_cycle():
+    _, trained = run("imp, rewound to an epoch")
+    assert [(row["cycle"], row["epoch"]) for row in trained.rows] == [(0, 1), (2, 2), (2, 3)]
+
+
+def test_times_are_split_and_pruning_is_all_before_the_sparse_network():
+    _, trained = run("drive", Memory())
+    seconds = trained.seconds
+    works = {"loading", "early training", "scoring", "selection", "training", "evaluation", "saving", "pruning"}
+    assert seconds.keys() == works
+    assert all(value > 0 for value in seconds.values())
+    before = seconds["early training"] + seconds["scoring"] + seconds["selection"]
+    assert before < seconds["pruning"] < before + seconds["loading"]
+    _, dense = run([Train(3 * STEPS)])
+    assert dense.seconds.keys() == {"loading", "training", "evaluation"}
+
+
+class Shared:
+    def __init__(self, kept=()):
+        self.kept = dict(kept)
+
+    def load(self, steps, usable, *, making):
+        fitting = [number for number in self.kept if number <= steps and usable(number)]
+        return copy.deepcopy(self.kept[max(fitting)]) if fitting else None
+
+    def save(self, steps, state):
+        self.kept[steps] = copy.deepcopy(state)
+
+
+def test_a_common_beginning_changes_no_bit_and_its_time_is_charged():
+    shared = Shared()
+    reference, trained = run("drive", beginning=shared)
+    assert shared.kept.keys() == {6}
+    model, other = run("drive", beginning=Shared(shared.kept))
+    assert same(reference.state_dict(), model.state_dict())
+    assert other.rows == trained.rows
+    assert other.seconds["early training"] == shared.kept[6]["seconds"]["early training"]
+    assert other.seconds["pruning"] > other.seconds["early training"]
+    alone, _ = run([Train(3 * STEPS)])
+    dense, charged = run([Train(3 * STEPS)], beginning=Shared(shared.kept))
+    assert same(alone.state_dict(), dense.state_dict())
+    assert "early training" not in charged.seconds
+    assert charged.seconds["training"] > shared.kept[6]["seconds"]["early training"]
+
+
+def test_a_beginning_that_has_passed_the_step_to_rewind_to_is_not_used():
+    plan = "imp, rewound to an epoch"
+    shared = Shared()
+    reference, _ = run(plan, beginning=shared)
+    assert shared.kept.keys() == {8}
+    usable = []
+
+    class Asked(Shared):
+        def load(self, steps, usable_steps, *, making):
+            usable.extend(number for number in (2, 4, 6, 8) if usable_steps(number))
+            return super().load(steps, usable_steps, making=making)
+
+    model, _ = run(plan, beginning=Asked(shared.kept))
+    assert usable == [2, 4]
+    assert same(reference.state_dict(), model.state_dict())
+
+
+def test_best_looks_at_held_out_data_and_only_at_the_sparse_network():
+    rows = [
+        {"sparsity": 0.0, "test": 0.99, "holdout": 0.99},
+        {"sparsity": 0.9, "test": 0.70, "holdout": 0.80},
+        {"sparsity": 0.9, "test": 0.75, "holdout": 0.70},
+    ]
+    trained = Trained(dp.Mask({}), rows, {})
+    assert trained.last() == 0.75
+    assert trained.best() == 0.70
+    assert Trained(dp.Mask({}), [{k: v for k, v in row.items() if k != "holdout"} for row in rows], {}).best() == 0.75
+
+
+def test_plans_of_all_methods_train():
+    for name in methods.names():
+        plan = methods.make_plan(name, 0.8, 3 * STEPS, STEPS, {"early_epochs": 1.0} if name == "drive" else None)
+        if name != "imp":  # 50 cycles
+            _, trained = run(plan)
+            assert dp.sparsity(trained.mask) == pytest.approx(0.8, abs=0.01)

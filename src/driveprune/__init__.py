@@ -4,8 +4,10 @@ Prune a network early, by DRIVE, IMP, SNIP, SynFlow and others, in your own trai
 exactly zero, counts are exact, and what is saved is small.
 """
 
-from driveprune import methods, models
+from driveprune import datasets, methods, models, recipes
+from driveprune.batches import Batches, Data, Images
 from driveprune.cut import prune
+from driveprune.fit import fit
 from driveprune.graph import CollapseWarning, effective_sparsity
 from driveprune.hold import Held, hold
 from driveprune.mask import Mask, apply, prunable, sparsity
@@ -13,24 +15,33 @@ from driveprune.netfile import load, save
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
 from driveprune.preview import Preview, preview
 from driveprune.pruner import Pruner
+from driveprune.recipes import Recipe
 from driveprune.selection import keep_top
 from driveprune.summary import Summary, summary
+from driveprune.train import Trained
 
 __all__ = [
+    "Batches",
     "CollapseWarning",
+    "Data",
     "Held",
+    "Images",
     "Mask",
     "Plan",
     "Preview",
     "Prune",
     "Pruner",
+    "Recipe",
     "Reinit",
     "Rewind",
     "Shuffle",
     "Summary",
     "Train",
+    "Trained",
     "apply",
+    "datasets",
     "effective_sparsity",
+    "fit",
     "hold",
     "keep_top",
     "load",
@@ -39,6 +50,7 @@ __all__ = [
     "preview",
     "prunable",
     "prune",
+    "recipes",
     "save",
     "sparsity",
     "summary",

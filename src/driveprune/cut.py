@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
@@ -34,6 +36,9 @@ from driveprune.mask import (
 from driveprune.plan import Plan, Prune, Rewind
 from driveprune.seeds import generator_for, seed_for
 from driveprune.selection import keep_top
+
+Seconds = defaultdict[str, float]
+"""Where the time went: name of the work -> seconds."""
 
 
 def prune(
@@ -118,20 +123,25 @@ def cut(
     is_last: bool,
     min_kept: int,
     progress: bool,
+    seconds: Seconds | None = None,
 ) -> Mask:
     """Carry out a Prune phase: the new mask. The removed weights are zero afterwards.
 
-    Warns if that leaves the network cut. If anything goes wrong, the model is as it was before.
+    Adds the time for scores to `seconds["scoring"]` and all other time to `seconds["selection"]`. Warns if the
+    network is left cut. If anything goes wrong, the model is as it was before.
     """
     weights = check_fits(model, mask)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     feed = _Feed(batches, phase.fresh)
+    seconds = defaultdict(float) if seconds is None else seconds
+    start, scored = time.perf_counter(), seconds["scoring"]
     try:
         with same_generators(batches):
-            kept = _along_the_path(model, mask, phase, feed, loss, seed, counter, min_kept, progress)
+            kept = _along_the_path(model, mask, phase, feed, loss, seed, counter, min_kept, progress, seconds)
             if is_last or len(empty_layers(kept)) > len(empty_layers(mask)):
                 with scoring(model, seed_for(seed, "example", *counter)) as plain:
                     check_paths(plain, kept, feed.example(plain, loss))
+        seconds["selection"] += time.perf_counter() - start - (seconds["scoring"] - scored)
         return kept
     except BaseException:
         restore(weights, before)
@@ -148,6 +158,7 @@ def _along_the_path(
     counter: tuple[int, int],
     min_kept: int,
     progress: bool,
+    seconds: Seconds,
 ) -> Mask:
     """Score, keep the best and apply, for each sparsity of the path."""
     if not phase.revive:
@@ -155,9 +166,11 @@ def _along_the_path(
     for number, reached in _shown(phase.path, progress):
         if _nothing_to_cut(mask, phase, reached):
             continue
+        start = time.perf_counter()
         with scoring(model, seed_for(seed, "cut", *counter, number)) as plain:
             generator = generator_for(seed, "score", *counter, number)
             scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
+        seconds["scoring"] += time.perf_counter() - start
         scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
         mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive)
         if not phase.revive:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes and checked reads of safetensors."""
+"""Files that are whole or not there: atomic writes and checked reads of safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -83,3 +84,69 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
+
+
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically, with a checksum over its content."""
+    checked = {**content, _CHECKSUM: _json_digest(content)}
+    write_atomically(path, (json.dumps(checked, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a file of `write_json`, or raise one clear error if it is damaged."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
+    if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _json_digest(content):
+        raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
+    return content
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_state(path: str | os.PathLike[str], state: object) -> None:
+    """Write a nest of dicts, lists, tuples, tensors, numbers, strings and None: a checkpoint without pickle."""
+    tensors: dict[str, Tensor] = {}
+    folded = json.dumps(_folded(state, tensors))
+    write_tensors(path, tensors, {"state": folded})
+
+
+def read_state(path: str | os.PathLike[str]) -> Any:
+    """Read what `write_state` has written: the same nest, bit for bit, tensors on the CPU."""
+    tensors, metadata = read_tensors(path)
+    if "state" not in metadata:
+        raise ValueError(f"{os.fspath(path)} is no checkpoint of driveprune")
+    return _unfolded(json.loads(metadata["state"]), tensors)
+
+
+def _folded(value: object, tensors: dict[str, Tensor]) -> object:
+    """A nest as JSON: each container with a letter for its kind, each tensor as its number."""
+    match value:
+        case Tensor():
+            tensors[str(len(tensors))] = value
+            return {"tensor": len(tensors) - 1}
+        case Mapping():
+            return {"dict": [[_folded(k, tensors), _folded(v, tensors)] for k, v in value.items()]}
+        case tuple():
+            return {"tuple": [_folded(item, tensors) for item in value]}
+        case list():
+            return [_folded(item, tensors) for item in value]
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+
+
+def _unfolded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unfolded(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[str(content)]
+    if kind == "tuple":
+        return tuple(_unfolded(item, tensors) for item in content)
+    return {_unfolded(k, tensors): _unfolded(v, tensors) for k, v in content}

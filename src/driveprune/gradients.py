@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from driveprune.mask import Loss, owners, parameters, unwrap
 
 
-def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+def cross_entropy(model: nn.Module, batch: Any, *, smoothing: float = 0.0) -> Tensor:
     """The default loss: the model's logits of x against the classes y, for a batch (x, y)."""
     if not (isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
         raise ValueError(
@@ -29,7 +29,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
         )
     device = next(model.parameters()).device
     x, y = (part.to(device, non_blocking=True) for part in batch)
-    return F.cross_entropy(model(x), y)
+    return F.cross_entropy(model(x), y, label_smoothing=smoothing)
 
 
 def endless(batches: Iterable[Any] | None) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from driveprune import methods
-from driveprune.cut import cut, provenance
+from driveprune.cut import Seconds, cut, provenance
 from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
 from driveprune.mask import (
@@ -101,10 +101,13 @@ class Pruner:
         """How often the plan has rewound so far."""
         self.cycle_step = 0
         """Steps of the optimiser within the cycle: what a learning-rate schedule should look at."""
+        self.seconds = Seconds(float)
+        """Where the time of the cuts went so far: "scoring" and "selection"."""
         self._model, self._batches, self._loss, self._scheduler = unwrap(model), batches, loss, scheduler
         self._optimizers = listed(optimizer)
         self._min_kept, self._seed, self._progress = min_kept, seed, progress
-        self._cursor = 0
+        self.cursor = 0
+        """Which phase of the plan is under way."""
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._held: Held | None = None
         about = provenance(method, knobs, sparsity, seed)
@@ -139,12 +142,12 @@ class Pruner:
     @property
     def done(self) -> bool:
         """Whether the plan has come to its end."""
-        return self._cursor == len(self.plan)
+        return self.cursor == len(self.plan)
 
     @property
     def cuts_left(self) -> int:
         """How many Prune phases are still to come."""
-        return sum(isinstance(phase, Prune) for phase in self.plan[self._cursor :])
+        return sum(isinstance(phase, Prune) for phase in self.plan[self.cursor :])
 
     def step(self) -> None:
         """Say that the optimiser has made one step; do what the plan has for this moment."""
@@ -160,17 +163,17 @@ class Pruner:
         values: dict[str, Tensor] = {}
         while not self.done:
             self._remember()
-            phase = self.plan[self._cursor]
+            phase = self.plan[self.cursor]
             if isinstance(phase, Train) and self.cycle_step < phase.until:
                 return
             values = self._carry_out(phase, values)
-            self._cursor += 1
+            self.cursor += 1
 
     def _carry_out(self, phase: object, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Do one phase at once. `values` are the weights before the last cut or rewind took some away."""
         match phase:
             case Prune():
-                if any(isinstance(later, Shuffle) for later in self.plan[self._cursor :]):
+                if any(isinstance(later, Shuffle) for later in self.plan[self.cursor :]):
                     values = self._values(self._mask)
                 self._prune(phase)
             case Rewind():
@@ -187,8 +190,8 @@ class Pruner:
     def _prune(self, phase: Prune) -> None:
         kept = cut(
             self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
-            counter=(self.cycle, self._cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
-            progress=self._progress,
+            counter=(self.cycle, self.cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
+            progress=self._progress, seconds=self.seconds,
         )  # fmt: skip
         self._hold(kept, {})
 
@@ -240,7 +243,7 @@ class Pruner:
         """Where the plan is, as tensors, numbers and strings; model and optimiser are saved by you, as ever."""
         return {
             "identity": self._identity(),
-            "cursor": self._cursor,
+            "cursor": self.cursor,
             "cycle": self.cycle,
             "cycle_step": self.cycle_step,
             "held": self._held is not None,
@@ -269,7 +272,7 @@ class Pruner:
             self._held.release()
             self._held = None
         self._snapshots = {int(step): copy.deepcopy(snapshot) for step, snapshot in state["snapshots"].items()}
-        self._cursor, self.cycle, self.cycle_step = state["cursor"], state["cycle"], state["cycle_step"]
+        self.cursor, self.cycle, self.cycle_step = state["cursor"], state["cycle"], state["cycle_step"]
 
     def _identity(self) -> str:
         about = {key: value for key, value in self._mask.provenance.items() if key != "versions"}

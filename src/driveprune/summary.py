@@ -112,3 +112,49 @@ def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example:
     if found is None:
         return Summary(layers, None, None)
     return Summary(layers, found.macs(mask), found.macs(everything(mask)))
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What two masks have in common in a layer."""
+
+    name: str
+    first: int
+    second: int
+    both: int
+    expected: float
+    """How many random masks of the same sizes would have in common."""
+
+    @property
+    def overlap(self) -> float:
+        """Kept by both, as a fraction of what either keeps; 1 if both keep nothing."""
+        either = self.first + self.second - self.both
+        return self.both / either if either else 1.0
+
+    @property
+    def chance(self) -> float:
+        """The same fraction for random masks of the same sizes."""
+        either = self.first + self.second - self.expected
+        return self.expected / either if either else 1.0
+
+
+def compared(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Overlap]:
+    """How much two masks have in common, layer by layer, and in all of them (the last row).
+
+    >>> import torch
+    >>> compared({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([True, False, True])})[0].overlap
+    0.3333333333333333
+    """
+    if odd := sorted(first.keys() ^ second.keys()):
+        raise ValueError(f"these masks belong to different networks: only one of them has {odd[0]}")
+    rows = []
+    for name, kept in first.items():
+        other = second[name]
+        if kept.shape != other.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(kept.shape)} in one mask and {tuple(other.shape)} in the other"
+            )
+        a, b = int(kept.count_nonzero()), int(other.count_nonzero())
+        rows.append(Overlap(name, a, b, int((kept & other).count_nonzero()), a * b / max(1, kept.numel())))
+    sums = [sum(getattr(row, part) for row in rows) for part in ("first", "second", "both", "expected")]
+    return [*rows, Overlap("all", *sums)]

@@ -1,52 +1,80 @@
-"""The one visible training loop, driving a Pruner over tensors in memory."""
+"""The one visible training loop. It drives a Pruner; all that it needs to go on after a kill is in one state."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from driveprune import methods
+from driveprune.cut import Seconds
 from driveprune.gradients import cross_entropy, evaluating
-from driveprune.mask import Loss, Mask
+from driveprune.mask import Loss, Mask, sparsity
+from driveprune.plan import Prune, Rewind, Train, total_steps
 from driveprune.pruner import Pruner
-from driveprune.seeds import generator_for
+from driveprune.seeds import seed_for
+
+State = dict[str, Any]
+"""All that a training needs to go on: nested dicts, lists, tensors, numbers and strings."""
+
+Row = dict[str, Any]
+"""What is known after an epoch: cycle, epoch, rate, loss, sparsity, and a value for each set of test data."""
+
+Measure = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) -> a value for each example of the batch, such as right (1) or wrong (0)."""
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Source(Protocol):
+    """Batches to train on or to test with."""
+
+    def __len__(self) -> int:
+        """How many batches there are in an epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches to score with."""
+
+    def epoch(self, cycle: int, number: int, start: int = 0) -> Iterator[Any]:
+        """The batches of an epoch from batch `start` on, the same ones every time."""
+
+
+class Checkpoints(Protocol):
+    """Where states are kept while a training runs."""
+
+    def load(self) -> State | None:
+        """The last state, if there is one."""
+
+    def save(self, state: State) -> None:
+        """Keep a state."""
+
+
+class Beginning(Protocol):
+    """Where the dense first steps are kept that several trainings have in common."""
+
+    def load(self, steps: int, usable: Callable[[int], bool], *, making: bool) -> State | None:
+        """The state after at most so many steps. Who is going to make it waits while another one does."""
+
+    def save(self, steps: int, state: State) -> None:
+        """Keep the state after so many steps."""
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Inputs and targets in memory, in batches of a size; shuffled by (seed, epoch), the last one may be smaller.
+class Moment:
+    """Where a training is, for whoever watches it."""
 
-    Iterating gives an epoch of its own, for scoring.
-
-    >>> data = Batches(torch.arange(5), torch.arange(5), size=2)
-    >>> len(data), [len(x) for x, y in data.epoch(0)]
-    (3, [2, 2, 1])
-    """
-
-    x: Tensor
-    y: Tensor
-    size: int = 128
-    seed: int = 0
-
-    def __len__(self) -> int:
-        return ceil(len(self.x) / self.size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.epoch("scoring")
-
-    def epoch(self, number: int | str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch."""
-        order = torch.randperm(len(self.x), generator=generator_for(self.seed, "epoch", number))
-        for chosen in order.split(self.size):  # type: ignore[no-untyped-call]
-            yield self.x[chosen], self.y[chosen]
+    step: int
+    steps: int
+    work: str
+    rows: list[Row]
 
 
 @dataclass(frozen=True)
@@ -54,55 +82,307 @@ class Trained:
     """What came of a training."""
 
     mask: Mask
-    accuracies: tuple[float, ...]
-    """Accuracy on the test data after each epoch, over all cycles; empty without test data."""
-    seconds: float
-    pruning_seconds: float
-    """From the start to the last cut: what it took to obtain the sparse network that was then trained."""
+    rows: list[Row]
+    """A row an epoch: of the first cycle, and of the last one, which ends with the sparse network."""
+    seconds: dict[str, float]
+    """Where the time went: early training, scoring, selection, training, evaluation, loading, saving.
+
+    `pruning` is what it took to obtain the sparse network that was then trained: the loading, early training,
+    scoring and selection before and during the last cut.
+    """
+
+    def last(self, of: str = "test") -> float | None:
+        """The value after the last epoch."""
+        values = [row[of] for row in self.rows if of in row]
+        return values[-1] if values else None
+
+    def best(self, of: str = "test") -> float | None:
+        """The value of the best epoch of the sparse network: best on held-out data, if there are any."""
+        by = "holdout" if any("holdout" in row for row in self.rows) else of
+        rows = [row for row in self.rows if of in row and row["sparsity"] == self.rows[-1]["sparsity"]]
+        return max(rows, key=lambda row: row[by])[of] if rows else None
+
+
+def right(model: nn.Module, batch: Any) -> Tensor:
+    """1 for each example whose largest output is the target, else 0."""
+    device = next(model.parameters()).device
+    x, y = (part.to(device, non_blocking=True) for part in batch)
+    classes: Tensor = model(x).argmax(1)
+    return classes.eq(y)
+
+
+@torch.no_grad()
+def measured(model: nn.Module, data: Source, measure: Measure = right) -> float:
+    """The mean of a measure over data, in evaluation mode."""
+    total, count = 0.0, 0
+    with evaluating(model):
+        for batch in data.epoch(0, 0):
+            values = measure(model, batch)
+            total += float(values.double().sum())
+            count += values.numel()
+    return total / count
 
 
 def train(
     model: nn.Module,
     optimizer: Optimizer,
-    data: Batches,
+    data: Source,
+    make_pruner: Callable[[Mapping[str, Any] | None], Pruner],
     *,
-    sparsity: float,
-    epochs: int,
-    method: methods.Method = "drive",
-    knobs: Mapping[str, Any] | None = None,
     loss: Loss = cross_entropy,
     scheduler: LRScheduler | None = None,
-    test: Batches | None = None,
+    tests: Mapping[str, Source] | None = None,
+    measure: Measure = right,
+    precision: Precision = "fp32",
     seed: int = 0,
+    checkpoints: Checkpoints | None = None,
+    every: float = 60.0,
+    beginning: Beginning | None = None,
+    watch: Callable[[Moment], None] = lambda _: None,
 ) -> Trained:
-    """Train a network by the plan of a method: early training, cuts, rewinds and the training that follows."""
-    start = time.perf_counter()
-    pruner = Pruner(
-        model, optimizer, data, sparsity=sparsity, epochs=epochs, steps_per_epoch=len(data), method=method,
-        knobs=knobs, loss=loss, scheduler=scheduler, seed=seed,
-    )  # fmt: skip
-    pruned = time.perf_counter() if pruner.cuts_left == 0 else None
-    accuracies = []
-    for epoch in range(pruner.epochs):
-        model.train()
-        for batch in data.epoch(epoch):
-            optimizer.zero_grad(set_to_none=True)
-            loss(model, batch).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            pruner.step()
-            if pruned is None and pruner.cuts_left == 0:
-                pruned = time.perf_counter()
-        if test is not None:
-            accuracies.append(accuracy(model, test))
-    if pruner.held is not None:
-        pruner.held.release()
-    end = time.perf_counter()
-    return Trained(pruner.mask, tuple(accuracies), end - start, (pruned or start) - start)
+    """Train a network by the plan of a pruner, from its start or from a checkpoint, to the same bits.
+
+    Args:
+        model, optimizer, scheduler: as they are at the start, also when there is a checkpoint to go on from.
+        data: the training batches.
+        make_pruner: makes the pruner, which also steps the scheduler, from its `state_dict()` or None.
+        loss: (model, batch) -> scalar.
+        tests: what is measured after each epoch, by name: "test", "holdout".
+        measure: (model, batch) -> values, whose mean is reported.
+        precision: of forward and backward passes in training; scores are made in full precision.
+        seed: for randomness in the model, such as dropout; each step has its own.
+        checkpoints: where states are kept, one every `every` seconds at most.
+        beginning: where the dense first steps are kept that other trainings have in common with this one.
+        watch: called after each step, and before anything that takes longer.
+
+    """
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+        training = _Training(model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch)
+        training.start(make_pruner, checkpoints, beginning)
+        training.run(checkpoints, every, beginning)
+    if training.pruner.held is not None:
+        training.pruner.held.release()
+    return Trained(training.pruner.mask, training.rows, dict(training.seconds))
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, data: Batches) -> float:
-    """The fraction of examples whose largest output is the target."""
-    with evaluating(model):
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in data)
-    return right / len(data.x)
+class _Training:
+    """One training under way."""
+
+    pruner: Pruner
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        data: Source,
+        loss: Loss,
+        tests: Mapping[str, Source],
+        measure: Measure,
+        precision: Precision,
+        seed: int,
+        watch: Callable[[Moment], None],
+    ) -> None:
+        self._model, self._optimizer, self._scheduler, self._data = model, optimizer, scheduler, data
+        self._loss, self._tests, self._measure, self._seed, self._watch = loss, tests, measure, seed, watch
+        self._device = next(model.parameters()).device
+        self._dtype = _DTYPES[precision]
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "fp16")
+        self.rows: list[Row] = []
+        self.seconds: Seconds = defaultdict(float)
+        self._steps_done = 0
+        self._losses = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._batches_done = 0
+        self._rate = optimizer.param_groups[0]["lr"]
+
+    # Beginning, and going on.
+
+    def start(
+        self,
+        make_pruner: Callable[[Mapping[str, Any] | None], Pruner],
+        checkpoints: Checkpoints | None,
+        beginning: Beginning | None,
+    ) -> None:
+        """Make the pruner, which does what comes before any training, or go on from what is kept."""
+        state = None if checkpoints is None else checkpoints.load()
+        self._watch(Moment(0, 0, "starting" if state is None else "resuming", self.rows))
+        self.pruner = make_pruner(None if state is None else state["pruner"])
+        self._charge_cuts(before={})
+        self._steps = total_steps(self.pruner.plan)
+        self._prunes = any(isinstance(phase, Prune) for phase in self.pruner.plan)
+        self._shared_steps = _dense_steps(self.pruner) if beginning is not None else 0
+        if state is not None:
+            self._load(state)
+        elif beginning is not None and self._shared_steps:
+            shared = beginning.load(self._shared_steps, self._usable, making=self._prunes)
+            if shared is not None:
+                self._load_beginning(shared)
+
+    def _usable(self, steps: int) -> bool:
+        """Whether a beginning of so many steps has not passed by a step that the plan rewinds to."""
+        return all(phase.to == 0 or phase.to >= steps for phase in self.pruner.plan if isinstance(phase, Rewind))
+
+    def _load_beginning(self, state: State) -> None:
+        """Take over the state after the optimiser's step number n, of which the pruner has not been told yet."""
+        self.pruner.load_state_dict({**self.pruner.state_dict(), "cycle_step": state["steps_done"] - 1})
+        self._load(state)
+        if not self._prunes:
+            self.seconds["training"] += self.seconds.pop("early training", 0.0)
+            self.seconds.pop("pruning", None)
+        self._tell_pruner()
+
+    def _load(self, state: State) -> None:
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.rows[:] = state["rows"]
+        self.seconds = defaultdict(float, state["seconds"])
+        self._steps_done, self._batches_done, self._rate = state["steps_done"], state["batches_done"], state["rate"]
+        self._losses = state["losses"].to(self._device)
+
+    def _state(self) -> State:
+        return {
+            "model": dict(self._model.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "pruner": self.pruner.state_dict(),
+            "rows": self.rows,
+            "seconds": dict(self.seconds),
+            "steps_done": self._steps_done,
+            "batches_done": self._batches_done,
+            "rate": self._rate,
+            "losses": self._losses,
+        }
+
+    # The loop.
+
+    def run(self, checkpoints: Checkpoints | None, every: float, beginning: Beginning | None) -> None:
+        """Train until the plan has come to its end."""
+        saved = time.perf_counter()
+        while True:
+            if self._is_epoch_due():
+                self._end_epoch()
+            if self.pruner.done:
+                return
+            for batch in self._rest_of_epoch():
+                self._step(batch)
+                if beginning is not None and self._is_shared_end():
+                    beginning.save(self._steps_done, self._state())
+                self._tell_pruner()
+                if checkpoints is not None and time.perf_counter() - saved >= every:
+                    with self._timed("saving"):
+                        self._say("saving")
+                        checkpoints.save(self._state())
+                    saved = time.perf_counter()
+
+    def _rest_of_epoch(self) -> Iterator[Any]:
+        """The batches of this epoch that are not done yet; none after a rewind."""
+        cycle, (number, start) = self.pruner.cycle, divmod(self.pruner.cycle_step, len(self._data))
+        if start == 0:
+            self._begin_epoch()
+        self._rate = self._optimizer.param_groups[0]["lr"]
+        self._model.train()
+        batches = self._data.epoch(cycle, number, start)
+        while self.pruner.cycle == cycle and not self.pruner.done:
+            with self._timed("loading"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _begin_epoch(self) -> None:
+        self._losses.zero_()
+        self._batches_done = 0
+
+    def _step(self, batch: Any) -> None:
+        """One step of the optimiser."""
+        with self._timed("early training" if self.pruner.cuts_left else "training"):
+            torch.manual_seed(seed_for(self._seed, "step", self.pruner.cycle, self.pruner.cycle_step))
+            self._optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+                loss = self._loss(self._model, batch)
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            self._losses += loss.detach()
+            self._batches_done += 1
+            self._steps_done += 1
+        self._say("early training" if self.pruner.cuts_left else "training")
+
+    def _tell_pruner(self) -> None:
+        """Let the pruner do what the plan has for this moment, and charge the time of a cut."""
+        before = dict(self.pruner.seconds)
+        if _cuts_next(self.pruner):
+            self._say("pruning")
+        cycle = self.pruner.cycle
+        self.pruner.step()
+        if self.pruner.cycle != cycle:
+            self._begin_epoch()
+        self._charge_cuts(before)
+
+    def _charge_cuts(self, before: Mapping[str, float]) -> None:
+        for work, seconds in self.pruner.seconds.items():
+            self.seconds[work] += seconds - before.get(work, 0.0)
+            self.seconds["pruning"] += seconds - before.get(work, 0.0)
+
+    def _is_shared_end(self) -> bool:
+        """Whether this step, of which the pruner is told next, is the last before the first cut."""
+        return self._prunes and self.pruner.cycle == 0 and self.pruner.cycle_step + 1 == self._shared_steps
+
+    def _is_epoch_due(self) -> bool:
+        """Whether an epoch has ended whose results are not known yet; the cycles between are not measured."""
+        if self._batches_done == 0:  # nothing yet, or just rewound
+            return False
+        cycle, step = self.pruner.cycle, self.pruner.cycle_step
+        rewinds = any(isinstance(phase, Rewind) for phase in self.pruner.plan[self.pruner.cursor :])
+        known = any(row["cycle"] == cycle and row["epoch"] == step // len(self._data) for row in self.rows)
+        return step % len(self._data) == 0 and (cycle == 0 or not rewinds) and not known
+
+    def _end_epoch(self) -> None:
+        """Measure, and add a row."""
+        self._say("evaluation")
+        with self._timed("evaluation"):
+            values = {name: measured(self._model, data, self._measure) for name, data in self._tests.items()}
+        self.rows.append(
+            {
+                "cycle": self.pruner.cycle,
+                "epoch": self.pruner.cycle_step // len(self._data),
+                "rate": self._rate,
+                "loss": float(self._losses) / max(1, self._batches_done),
+                "sparsity": sparsity(self.pruner.mask),
+                **values,
+            }
+        )
+        self._say("evaluation")
+
+    def _say(self, work: str) -> None:
+        self._watch(Moment(self._steps_done, self._steps, work, self.rows))
+
+    @contextmanager
+    def _timed(self, work: str) -> Iterator[None]:
+        start, pruning = time.perf_counter(), self.pruner.cuts_left > 0
+        yield
+        self.seconds[work] += time.perf_counter() - start
+        if pruning and work in {"loading", "early training"}:
+            self.seconds["pruning"] += time.perf_counter() - start
+
+
+def _dense_steps(pruner: Pruner) -> int:
+    """How many steps a plan trains before its first cut; all of them if there is none."""
+    first = pruner.plan[0]
+    return first.until if isinstance(first, Train) else 0
+
+
+def _cuts_next(pruner: Pruner) -> bool:
+    """Whether the next step ends a phase of training that is followed by a cut."""
+    phases = pruner.plan[pruner.cursor :]
+    return (
+        len(phases) > 1
+        and isinstance(phases[0], Train)
+        and phases[0].until == pruner.cycle_step + 1
+        and isinstance(phases[1], Prune)
+    )

@@ -1,8 +1,53 @@
 """The networks of the paper in their forms for small images, and a small one for the demo."""
 
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from torch import nn
+
 from driveprune.models.alexnet import alexnet
 from driveprune.models.digits import digits_net
 from driveprune.models.resnet import resnet18
 from driveprune.models.vgg import vgg16
 
-__all__ = ["alexnet", "digits_net", "resnet18", "vgg16"]
+__all__ = ["alexnet", "build", "digits_net", "names", "resnet18", "vgg16"]
+
+
+def names() -> list[str]:
+    """The models of this package.
+
+    >>> names()
+    ['alexnet', 'digits_net', 'resnet18', 'vgg16']
+    """
+    return [name for name in __all__ if name not in {"build", "names"}]
+
+
+def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size: int = 32) -> nn.Module:
+    """A network by its name, or by the dotted name of a function of your own, for images of a kind.
+
+    A function is given those of `classes`, `width`, `inputs` (channels) and `size` (pixels) that it has.
+    """
+    factory = globals()[name] if name in names() else _own(name)
+    wanted: dict[str, Any] = {"classes": classes, "width": width, "inputs": inputs, "size": size}
+    known = inspect.signature(factory).parameters
+    if "width" not in known and width != 1.0:
+        raise ValueError(f"{name} cannot be scaled: it has no argument width")
+    model = factory(**{key: value for key, value in wanted.items() if key in known})
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _own(name: str) -> Any:
+    module, _, function = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and not module.startswith(error.name):
+            raise
+        raise ValueError(
+            f"unknown model {name!r}; there are {', '.join(names())}, or package.module.function of your own"
+        ) from None

@@ -29,17 +29,17 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
-def resnet18(classes: int = 10, *, width: float = 1.0) -> KaimingNet:
+def resnet18(classes: int = 10, *, width: float = 1.0, inputs: int = 3) -> KaimingNet:
     """Eight blocks in four stages; 11,164,352 prunable weights for 10 classes.
 
     Reference: He et al., Deep residual learning for image recognition, 2016.
     """
     channels = [scaled(count, width) for count in (64, 64, 128, 256, 512)]
     stages: list[nn.Module] = []
-    for stage, (inputs, outputs) in enumerate(pairwise(channels)):
-        stages += [Block(inputs, outputs, stride=1 if stage == 0 else 2), Block(outputs, outputs, stride=1)]
+    for stage, (before, outputs) in enumerate(pairwise(channels)):
+        stages += [Block(before, outputs, stride=1 if stage == 0 else 2), Block(outputs, outputs, stride=1)]
     return KaimingNet(
-        nn.Conv2d(3, channels[0], 3, padding=1, bias=False),
+        nn.Conv2d(inputs, channels[0], 3, padding=1, bias=False),
         nn.BatchNorm2d(channels[0]),
         nn.ReLU(inplace=True),
         *stages,

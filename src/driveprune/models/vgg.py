@@ -9,7 +9,7 @@ from driveprune.models.width import KaimingNet, scaled
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
-def vgg16(classes: int = 10, *, width: float = 1.0) -> KaimingNet:
+def vgg16(classes: int = 10, *, width: float = 1.0, inputs: int = 3) -> KaimingNet:
     """Thirteen 3×3 convolutions with BN, five max pools, one linear layer; 14,715,584 prunable for 10 classes.
 
     Images of 32×32 pixels and larger; what is left of the plane at the end is averaged.
@@ -17,7 +17,6 @@ def vgg16(classes: int = 10, *, width: float = 1.0) -> KaimingNet:
     Reference: Simonyan and Zisserman, Very deep convolutional networks for large-scale image recognition, 2015.
     """
     layers: list[nn.Module] = []
-    inputs = 3
     for stage in _STAGES:
         for outputs in (scaled(channels, width) for channels in stage):
             layers += [

@@ -1,0 +1,5 @@
+"""`python -m driveprune` is the command `driveprune`."""
+
+from driveprune.cli import main
+
+main()

@@ -1,0 +1,61 @@
+"""Image files: decoded one by one, with a progress bar on a terminal, and errors that name the file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from rich.console import Console
+from rich.progress import track
+
+T = TypeVar("T")
+_DEEP = ("I", "F")
+"""Modes with more than eight bits; conversion to colour would cut them off."""
+
+
+def decode(path: Path, size: int, *, resize: bool = False) -> NDArray[np.uint8]:
+    """The pixels of an image file in colour, (3, size, size).
+
+    With `resize` the shorter side is brought to `size` and the middle kept; without, another size is an error.
+    """
+    try:
+        with Image.open(path) as image:
+            if image.mode.startswith(_DEEP):
+                raise ValueError(f"its mode {image.mode} has more than eight bits a channel")
+            colour = image.convert("RGB")
+    except Exception as error:  # decoders of damaged files raise nearly everything
+        raise ValueError(f"cannot decode {path}: {error}") from None
+    if resize:
+        colour = ImageOps.fit(colour, (size, size), Image.Resampling.BILINEAR)
+    if colour.size != (size, size):
+        raise ValueError(f"{path} is {colour.width}×{colour.height} pixels, not {size}×{size}")
+    return np.asarray(colour).transpose(2, 0, 1)
+
+
+def decode_all(files: Sequence[Path], size: int, *, resize: bool = False, what: str) -> Iterator[NDArray[np.uint8]]:
+    """The pixels of image files one after the other, each (1, 3, size, size)."""
+    return (decode(path, size, resize=resize)[None] for path in progress(files, f"decoding {what}"))
+
+
+def sizes(files: Sequence[Path]) -> set[tuple[int, int]]:
+    """The sizes that occur, read from the beginnings of the files."""
+    return {_size(path) for path in progress(files, "looking at sizes")}
+
+
+def _size(path: Path) -> tuple[int, int]:
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except Exception as error:  # decoders of damaged files raise nearly everything
+        raise ValueError(f"cannot decode {path}: {error}") from None
+
+
+def progress(things: Iterable[T], description: str) -> Iterable[T]:
+    """The same things, with a progress bar if a person is watching."""
+    console = Console(stderr=True)
+    return track(things, description, transient=True, console=console, disable=not sys.stderr.isatty())

@@ -1,0 +1,70 @@
+"""Recipes: published settings as functions that return a complete `Recipe`.
+
+One file is one set (paper, strong, small, demo), one function in it is one recipe; its name is the set's and the
+function's, as in `paper-resnet18-cifar10`. A recipe of your own is a function anywhere: `package.module.function`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+
+from driveprune.recipes.recipe import Recipe, scaled
+
+__all__ = ["Recipe", "describe", "find", "get", "names", "scaled"]
+
+
+def names() -> list[str]:
+    """All recipes of this package.
+
+    >>> "paper-vgg16-cifar10" in names()
+    True
+    """
+    return list(_functions())
+
+
+def get(name: str) -> Recipe:
+    """A recipe by its name."""
+    return _function(name)()
+
+
+def describe(name: str) -> str:
+    """What a recipe is, in one line."""
+    return (inspect.getdoc(_function(name)) or "").partition("\n")[0]
+
+
+def find(data: str, model: str | None, kind: str = "paper") -> Recipe:
+    """The recipe of a set (paper, strong, small, demo) for a data set and a model; None: the first model there."""
+    for name, function in _functions().items():
+        recipe = function()
+        if name.startswith(f"{kind}-") and recipe.data == data and model in {None, recipe.model}:
+            return recipe
+    choices = [name for name, function in _functions().items() if function().data == data]
+    wanted = data if model is None else f"{model} on {data}"
+    raise ValueError(f"there is no {kind} recipe for {wanted}; there are {', '.join(choices) or ', '.join(names())}")
+
+
+def _functions() -> dict[str, Callable[[], Recipe]]:
+    found: dict[str, Callable[[], Recipe]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if module.name != "recipe":
+            members = inspect.getmembers(importlib.import_module(f"{__name__}.{module.name}"), inspect.isfunction)
+            own = [(name, f) for name, f in members if f.__module__ == f"{__name__}.{module.name}" and name[0] != "_"]
+            found |= {f"{module.name}-{name.replace('_', '-')}": function for name, function in own}
+    return found
+
+
+def _function(name: str) -> Callable[[], Recipe]:
+    known = _functions()
+    if name in known:
+        return known[name]
+    module, _, function = name.rpartition(".")
+    try:
+        found: Callable[[], Recipe] = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError, ValueError):
+        raise ValueError(
+            f"unknown recipe {name!r}; there are {', '.join(known)}, or a function of your own"
+        ) from None
+    return found

@@ -1,0 +1,207 @@
+"""Carrying out one run: from its spec to a trained sparse network and a result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from filelock import Timeout
+from torch import nn
+
+from driveprune import models
+from driveprune.batches import Data
+from driveprune.files import write_json
+from driveprune.fit import fit, sources
+from driveprune.mask import Mask
+from driveprune.netfile import save
+from driveprune.runs.spec import Spec
+from driveprune.runs.store import FolderCheckpoints, SharedBeginning, lock_of, open_run, result_of, write_status
+from driveprune.seeds import seed_for
+from driveprune.summary import Summary, summary
+from driveprune.train import Beginning, Moment, Trained
+
+Watch = Callable[[Moment], None]
+
+
+def carry_out(
+    root: Path,
+    spec: Spec,
+    data: Data,
+    *,
+    share: bool = False,
+    every: float = 60.0,
+    watch: Watch = lambda _: None,
+) -> dict[str, Any]:
+    """Do a run, or go on with it, or do nothing if it is done; what came of it is returned.
+
+    Args:
+        root: the folder of all runs.
+        spec: what the run is.
+        data: the data that the spec names.
+        share: keep the dense beginning, or take it over from another run.
+        every: seconds between checkpoints.
+        watch: called after each step.
+
+    """
+    if data.fingerprint != spec.fingerprint:
+        raise ValueError(f"the data {data.label} are not those of the run {spec.id}: they have changed")
+    folder = open_run(root, spec)
+    lock = lock_of(folder)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BlockingIOError(f"another process is working on {folder}") from None
+    try:
+        done = result_of(folder)
+        return _carried_out(root, folder, spec, data, share, every, watch) if done is None else done
+    finally:
+        lock.release()
+
+
+def _carried_out(
+    root: Path, folder: Path, spec: Spec, data: Data, share: bool, every: float, watch: Watch
+) -> dict[str, Any]:
+    (folder / "error.txt").unlink(missing_ok=True)
+    checkpoints = FolderCheckpoints(folder)
+    told = _Status(folder, watch)
+    beginning = SharedBeginning(root / "beginnings" / spec.beginning, wait=told.wait) if share else None
+    try:
+        with _threads(spec.threads):
+            model = build_model(spec, data)
+            trained = _train(model, spec, data, checkpoints, every, beginning, told)
+            result = _result(folder, spec, data, model, trained)
+    except Exception:
+        (folder / "error.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        if beginning is not None:
+            beginning.release()
+    checkpoints.clear()
+    return result
+
+
+def build_model(spec: Spec, data: Data) -> nn.Module:
+    """The network of a run with its initial weights, which depend on the seed alone."""
+    recipe = spec.recipe
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(spec.seed, "init"))
+        shape = data.train.x.shape
+        model = models.build(
+            recipe.model, classes=len(data.classes), width=recipe.width, inputs=shape[1], size=shape[2]
+        )
+    return model.to(spec.device)
+
+
+def steps_per_epoch(spec: Spec, data: Data) -> int:
+    """How many steps of the optimiser an epoch of a run has."""
+    return len(sources(data, spec.recipe, holdout=spec.holdout, seed=spec.seed, device="cpu")[0])
+
+
+def _train(
+    model: nn.Module,
+    spec: Spec,
+    data: Data,
+    checkpoints: FolderCheckpoints,
+    every: float,
+    beginning: Beginning | None,
+    watch: Watch,
+) -> Trained:
+    return fit(
+        model, data, method=spec.plan(steps_per_epoch(spec, data)), sparsity=spec.sparsity, recipe=spec.recipe,
+        holdout=spec.holdout, precision=spec.precision, channels_last=spec.channels_last, seed=spec.seed,
+        checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
+    )  # fmt: skip
+
+
+def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Trained) -> dict[str, Any]:
+    """Write the network, then the result: a run with a result is done."""
+    about = {key: value for key, value in spec.to_json().items() if key != "recipe"}
+    save(folder / "net.safetensors", model, trained.mask, provenance={**about, "run": spec.id, **environment()})
+    table = _summary(model, trained.mask, data, spec)
+    effective = table.effective_sparsity
+    result = {
+        "id": spec.id,
+        "data": data.label,
+        "last": trained.last("test"),
+        "best": trained.best("test"),
+        "best_by": "holdout" if spec.holdout else "test",
+        "holdout": trained.last("holdout"),
+        "rows": trained.rows,
+        "seconds": trained.seconds,
+        "sparsity": table.sparsity,
+        "effective_sparsity": effective,
+        "collapsed": effective == 1.0,
+        "macs": table.macs,
+        "dense_macs": table.dense_macs,
+        "file_bytes": (folder / "net.safetensors").stat().st_size,
+        "layers": [
+            {"name": layer.name, "shape": list(layer.shape), "weights": layer.weights, "kept": layer.kept}
+            for layer in table.layers
+        ],
+        "environment": environment(),
+    }
+    write_json(folder / "result.json", result)
+    return result
+
+
+def _summary(model: nn.Module, mask: Mask, data: Data, spec: Spec) -> Summary:
+    """The layers; with paths and multiply-adds if the network can be followed."""
+    batches, _ = sources(data, spec.recipe, holdout=spec.holdout, seed=spec.seed, device=spec.device)
+    example = next(iter(batches))[0][:2]
+    try:
+        return summary(mask, model, example)
+    except Exception:  # a network that cannot be followed is a network all the same
+        return summary(mask)
+
+
+def environment() -> dict[str, Any]:
+    """Where a result comes from: versions and machine."""
+    packages = ("driveprune", "torch", "numpy", "numba")
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Run on a number of threads: the results depend on it to the last bit."""
+    before = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(count)
+    numba.set_num_threads(min(count, before[1]))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        numba.set_num_threads(before[1])
+
+
+class _Status:
+    """Passes each moment on, and keeps status.json not older than a second."""
+
+    def __init__(self, folder: Path, watch: Watch) -> None:
+        self._folder, self._watch, self._written = folder, watch, 0.0
+
+    def __call__(self, moment: Moment) -> None:
+        now = time.time()
+        if now - self._written > 1:
+            values = [row["test"] for row in moment.rows if "test" in row]
+            known = {"step": moment.step, "steps": moment.steps, "work": moment.work, "values": values}
+            write_status(self._folder, {**known, "time": now})
+            self._written = now
+        self._watch(moment)
+
+    def wait(self) -> None:
+        """Say that the run waits for a beginning that another one is making."""
+        self(Moment(0, 0, "waiting for the common beginning", []))

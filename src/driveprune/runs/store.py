@@ -1,0 +1,236 @@
+"""The folder of a run. Everything in it is written atomically; what is there is whole.
+
+    RUNS/ID/spec.json                   what the run is
+    RUNS/ID/checkpoint-N.safetensors    the last two states on the way
+    RUNS/ID/status.json                 where it is, for whoever watches
+    RUNS/ID/error.txt                   why it failed, if it did
+    RUNS/ID/net.safetensors             the trained sparse network
+    RUNS/ID/result.json                 what came of it; written last
+    RUNS/beginnings/KEY/steps-N.safetensors   dense beginnings that runs have in common
+
+Reading a store never imports or runs anything that is named in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
+
+from driveprune.files import read_json, read_state, write_json, write_state
+from driveprune.runs.spec import Spec
+from driveprune.train import State
+
+Standing = Literal["done", "running", "unfinished", "failed", "damaged"]
+_NUMBERED = re.compile(r"-(\d+)\.safetensors$")
+
+
+class DamagedWarning(UserWarning):
+    """A file of a store is damaged, and what was done about it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder shows it."""
+
+    path: Path
+    standing: Standing
+    spec: dict[str, Any]
+    result: dict[str, Any] | None = None
+    status: dict[str, Any] | None = None
+    error: str | None = None
+
+
+def open_run(root: Path, spec: Spec) -> Path:
+    """The folder of a run, made if it is not there; an error if it belongs to another spec."""
+    folder = root / spec.id
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "spec.json"
+    if not path.exists():
+        write_json(path, spec.to_json())
+    found = _spec_or_none(path)
+    if found is None:
+        warnings.warn(f"{path} is damaged: it is written anew", DamagedWarning, stacklevel=2)
+        write_json(path, spec.to_json())
+    elif found != spec.to_json():
+        raise ValueError(f"{folder} holds a run with another spec: move it away")
+    return folder
+
+
+def _spec_or_none(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except ValueError:
+        return None
+
+
+def result_of(folder: Path) -> dict[str, Any] | None:
+    """What came of a run that is done; None if it is not, or if its files are damaged."""
+    path = folder / "result.json"
+    if not path.exists() or not (folder / "net.safetensors").exists():
+        return None
+    try:
+        return read_json(path)
+    except ValueError as error:
+        warnings.warn(f"{error}; the run is done again", DamagedWarning, stacklevel=2)
+        return None
+
+
+def lock_of(folder: Path) -> FileLock:
+    """A lock that one process holds while it works on a run; a killed process lets go of it."""
+    return FileLock(folder / ".lock")
+
+
+@dataclass
+class FolderCheckpoints:
+    """The last two states of a run. A damaged one is told of, and the one before is used."""
+
+    folder: Path
+
+    def load(self) -> State | None:
+        """The newest state that is whole."""
+        for path in reversed(_numbered(self.folder, "checkpoint")):
+            try:
+                state: State = read_state(path)
+                return state
+            except ValueError as error:
+                warnings.warn(f"{error}; the state before it is used", DamagedWarning, stacklevel=2)
+                path.unlink()
+        return None
+
+    def save(self, state: State) -> None:
+        """Keep a state, and the one before."""
+        old = _numbered(self.folder, "checkpoint")
+        number = 1 + (_number(old[-1]) if old else 0)
+        write_state(self.folder / f"checkpoint-{number}.safetensors", state)
+        for path in old[:-1]:
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Nothing of it is needed any more."""
+        for path in (*_numbered(self.folder, "checkpoint"), *self.folder.glob(".*.part")):
+            path.unlink(missing_ok=True)
+
+
+@dataclass
+class SharedBeginning:
+    """Dense beginnings of one kind, by their number of steps; one process at a time makes them."""
+
+    folder: Path
+    wait: Callable[[], None] = lambda: None
+    """Called once if another process is making it."""
+    lock: FileLock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(self.folder / ".lock")
+
+    def load(self, steps: int, usable: Callable[[int], bool], *, making: bool) -> State | None:
+        """The longest beginning of at most `steps`; if it is shorter, who is making it goes on and holds the lock."""
+        if not making:
+            return self._read(1, steps, usable)
+        if (state := self._read(steps, steps, usable)) is not None:
+            return state
+        try:
+            self.lock.acquire(timeout=0)
+        except TimeoutError:
+            self.wait()
+            self.lock.acquire()
+        if (state := self._read(steps, steps, usable)) is not None:
+            self.release()
+            return state
+        return self._read(1, steps, usable)
+
+    def _read(self, least: int, most: int, usable: Callable[[int], bool]) -> State | None:
+        for path in reversed(_numbered(self.folder, "steps")):
+            if least <= _number(path) <= most and usable(_number(path)):
+                try:
+                    state: State = read_state(path)
+                    return state
+                except ValueError as error:
+                    warnings.warn(f"{error}; it is made again", DamagedWarning, stacklevel=2)
+                    path.unlink(missing_ok=True)
+        return None
+
+    def save(self, steps: int, state: State) -> None:
+        """Keep a beginning, and let others have it."""
+        path = self.folder / f"steps-{steps}.safetensors"
+        if not path.exists():
+            write_state(path, state)
+        self.release()
+
+    def release(self) -> None:
+        """Let others go on."""
+        self.lock.release()
+
+
+def _numbered(folder: Path, name: str) -> list[Path]:
+    """Files NAME-N.safetensors of a folder, in the order of N."""
+    return sorted((p for p in folder.glob(f"{name}-*.safetensors") if _NUMBERED.search(p.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    found = _NUMBERED.search(path.name)
+    return int(found[1]) if found else 0
+
+
+def write_status(folder: Path, status: dict[str, Any]) -> None:
+    """Say where a run is. It is only for looking at: no need to wait for the disk."""
+    temporary = folder / ".status.json.part"
+    temporary.write_text(json.dumps(status))
+    os.replace(temporary, folder / "status.json")
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs in some folders: a store, or single runs."""
+    runs = []
+    for path in paths:
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no folder {path}")
+        folders = [path] if (path / "spec.json").exists() else sorted(path.glob("*/"))
+        runs += [read_run(folder) for folder in folders if (folder / "spec.json").exists()]
+    return runs
+
+
+def read_run(folder: Path) -> Run:
+    """One run as its folder shows it."""
+    try:
+        spec = read_json(folder / "spec.json")
+    except ValueError as error:
+        return Run(folder, "damaged", {}, error=str(error))
+    status = _plain_json(folder / "status.json")
+    try:
+        if (folder / "result.json").exists():
+            return Run(folder, "done", spec, read_json(folder / "result.json"), status)
+    except ValueError as error:
+        return Run(folder, "damaged", spec, status=status, error=str(error))
+    if (folder / "error.txt").exists():
+        return Run(folder, "failed", spec, status=status, error=(folder / "error.txt").read_text().strip())
+    return Run(folder, "running" if _is_locked(folder) else "unfinished", spec, status=status)
+
+
+def _is_locked(folder: Path) -> bool:
+    lock = lock_of(folder)
+    if not Path(lock.lock_file).exists():
+        return False
+    try:
+        lock.acquire(timeout=0)
+    except (TimeoutError, OSError):
+        return True
+    lock.release()
+    return False
+
+
+def _plain_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,60 @@
+"""A process that does runs for a sweep, one after the other, as it is told by lines of JSON.
+
+It reads {"spec": ..., "data_dir": ..., "share": ..., "every": ...} from stdin and answers {"id": ..., "error": ...}
+on stdout. What a run prints goes to log.txt in its folder. It ends when the sweep does.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from driveprune import datasets
+from driveprune.batches import Data
+from driveprune.runs.job import carry_out
+from driveprune.runs.spec import Spec
+from driveprune.runs.store import open_run
+
+
+def main(root: Path) -> None:
+    """Do what is asked for until there is nothing more."""
+    answers = os.fdopen(os.dup(1), "w")
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    for line in sys.stdin:
+        answers.write(json.dumps(_do(root, json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
+    spec = Spec.from_json(order["spec"])
+    try:
+        with open(open_run(root, spec) / "log.txt", "a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            data = _data(spec.recipe.data, order["data_dir"], spec.size)
+            carry_out(root, spec, data, share=order["share"], every=order["every"])
+    except Exception as error:
+        return {"id": spec.id, "error": f"{type(error).__name__}: {error}"}
+    return {"id": spec.id, "error": None}
+
+
+@functools.cache
+def _data(name: str, data_dir: str | None, size: int | None) -> Data:
+    return datasets.load(name, data_dir, size=size)
+
+
+def _end_with_parent(parent: int) -> None:
+    """If the sweep is killed, its runs stop, too; they go on when it is called again."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

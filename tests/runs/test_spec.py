@@ -1,0 +1,105 @@
+import dataclasses
+import json
+
+import pytest
+
+from driveprune import datasets, recipes
+from driveprune.batches import Data
+from driveprune.plan import Prune, Reinit, Rewind, Shuffle, Train
+from driveprune.runs.spec import Spec, checked, make_spec
+
+DIGITS = datasets.load("digits")
+DEMO = recipes.get("demo-digits")
+
+
+def spec(**options) -> Spec:
+    return make_spec(DEMO, DIGITS, **{"method": "drive", "sparsity": 0.98, **options})
+
+
+def test_ids_are_frozen():
+    """If one of these changes, results of old stores are no longer found: then SCHEMA must go up."""
+    assert DIGITS.fingerprint[:12] == FINGERPRINT
+    assert spec().id == IDS["drive"]
+    assert spec(method="imp", sparsity=0.9, seed=2, threads=2).id == IDS["imp"]
+    assert make_spec(DEMO, DIGITS, method="dense", sparsity=0.5).id == IDS["dense"]
+    assert spec(check="shuffle", holdout=100, knobs={"cuts": 3}).id == IDS["shuffle"]
+    assert spec().beginning == IDS["beginning"]
+
+
+FINGERPRINT = "1a8cd0073907"
+IDS = {
+    "drive": "digits-digits_net-drive-98-seed0-a3c7f6d7b2f1",
+    "imp": "digits-digits_net-imp-90-seed2-8da9edcf5761",
+    "dense": "digits-digits_net-dense-0-seed0-3aa570768d3f",
+    "shuffle": "digits-digits_net-drive-98-shuffle-seed0-b0eb94b67839",
+    "beginning": "33a0d93e6e48447ff0b7",
+}
+
+
+def test_everything_that_decides_the_result_is_in_the_id():
+    first = spec()
+    others = [
+        spec(seed=1), spec(sparsity=0.9), spec(method="snip"), spec(knobs={"cuts": 99}), spec(check="reinit"),
+        spec(holdout=10), spec(threads=2), spec(precision="bf16"), spec(channels_last=True), spec(device="meta"),
+        dataclasses.replace(first, fingerprint="other"), dataclasses.replace(first, schema=2),
+        make_spec(recipes.scaled(DEMO, epochs=13), DIGITS, method="drive", sparsity=0.98),
+        make_spec(dataclasses.replace(DEMO, rate=0.06), DIGITS, method="drive", sparsity=0.98),
+    ]  # fmt: skip
+    assert len({first.id, *(other.id for other in others)}) == 1 + len(others)
+
+
+def test_what_the_recipe_says_of_other_methods_is_not_in_the_id():
+    other = dataclasses.replace(DEMO, sparsities=(0.5,), knobs={**DEMO.knobs, "imp": {"cycles": 3}})
+    assert make_spec(other, DIGITS, method="drive", sparsity=0.98).id == spec().id
+
+
+def test_knobs_are_resolved_so_that_defaults_said_or_not_are_the_same_run():
+    assert spec(knobs={"cuts": 100, "fresh": True}).id == spec().id
+    assert spec().knobs["early_epochs"] == 1.0  # the recipe's
+    assert spec().knobs["combine"] == "mean"  # the method's
+
+
+def test_runs_that_begin_alike_share_a_beginning():
+    alike = [spec(), spec(sparsity=0.9), spec(method="imp"), spec(knobs={"cuts": 3}), spec(check="shuffle")]
+    assert len({one.beginning for one in alike}) == 1
+    other = [spec(seed=1), spec(holdout=5), spec(threads=2), spec(precision="bf16")]
+    assert len({one.beginning for one in (alike[0], *other)}) == 5
+
+
+def test_json_and_back():
+    one = spec(check="random", knobs={"terms": ["magnitude", "connection"]})
+    again = Spec.from_json(json.loads(json.dumps(one.to_json())))
+    assert again.id == one.id
+    assert again.to_json() == one.to_json()
+    with pytest.raises(ValueError, match="no spec of this version"):
+        Spec.from_json({**one.to_json(), "more": 1})
+
+
+def test_what_cannot_run_is_an_error_before_anything_runs():
+    for options, message in [
+        ({"method": "drove"}, "unknown method 'drove'"),
+        ({"sparsity": 98}, "did you mean 0.98"),
+        ({"knobs": {"cut": 3}}, "no knob 'cut'"),
+        ({"check": "shuffled"}, "check must be one of shuffle, reinit, random"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"knobs": {"early_epochs": 50}}, "more than the whole training has"),
+        ({"method": "dense", "check": "reinit"}, "dense runs have no knobs and no checks"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            spec(**options)
+
+
+def test_names_cannot_leave_the_store():
+    data = Data("../../x y", DIGITS.train, DIGITS.test, DIGITS.classes, DIGITS.mean, DIGITS.deviation, False)
+    odd = make_spec(dataclasses.replace(DEMO, data="../../etc/x y"), data, method="snip", sparsity=0.5)
+    assert "/" not in odd.id
+    assert not odd.id.startswith(".")
+
+
+def test_checks_come_after_the_last_cut_and_its_rewind():
+    cut = Prune(None, (0.9,))
+    assert checked([cut, Train(9)], "shuffle", 1) == [cut, Shuffle(1), Train(9)]
+    assert checked([Train(5), cut, Train(9)], "random", 1) == [Train(5), cut, Shuffle(1), Reinit(1), Train(9)]
+    plan = [Train(5), cut, Rewind(0), Train(5), cut, Rewind(0), Train(9)]
+    assert checked(plan, "reinit", 1) == [*plan[:6], Reinit(1), Train(9)]
+    assert checked(plan, "", 1) == plan

@@ -1,0 +1,100 @@
+import json
+
+import pytest
+
+from driveprune.files import read_json, write_json
+from driveprune.runs import store
+from driveprune.runs.store import DamagedWarning, FolderCheckpoints, SharedBeginning, open_run, read_run, read_runs
+from tests.runs.kills import small_spec
+
+
+def test_a_folder_belongs_to_one_spec(tmp_path):
+    spec = small_spec()
+    folder = open_run(tmp_path, spec)
+    assert folder == tmp_path / spec.id
+    assert read_json(folder / "spec.json") == spec.to_json()
+    assert open_run(tmp_path, spec) == folder
+    write_json(folder / "spec.json", small_spec(seed=1).to_json())
+    with pytest.raises(ValueError, match="holds a run with another spec"):
+        open_run(tmp_path, spec)
+    (folder / "spec.json").write_text("{")
+    with pytest.warns(DamagedWarning, match="written anew"):
+        open_run(tmp_path, spec)
+    assert read_json(folder / "spec.json") == spec.to_json()
+
+
+def test_how_runs_stand(tmp_path):
+    folders = {name: open_run(tmp_path, small_spec(seed=seed)) for seed, name in enumerate("abcde")}
+    write_json(folders["a"] / "result.json", {"last": 0.5})
+    (folders["b"] / "error.txt").write_text("Traceback\nValueError: no\n")
+    (folders["d"] / "result.json").write_text('{"last": 0.9}')
+    lock = store.lock_of(folders["e"])
+    with lock:
+        found = {run.path: run for run in read_runs([tmp_path])}
+    standings = {name: found[folder].standing for name, folder in folders.items()}
+    assert standings == {"a": "done", "b": "failed", "c": "unfinished", "d": "damaged", "e": "running"}
+    assert found[folders["b"]].error.endswith("ValueError: no")
+    assert read_run(folders["e"]).standing == "unfinished"
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        read_runs([tmp_path / "nothing"])
+
+
+def test_a_damaged_result_is_told_of_and_done_again(tmp_path):
+    folder = open_run(tmp_path, small_spec())
+    assert store.result_of(folder) is None
+    (folder / "net.safetensors").touch()
+    write_json(folder / "result.json", {"last": 0.5})
+    assert store.result_of(folder) == {"last": 0.5}
+    (folder / "result.json").write_text((folder / "result.json").read_text().replace("0.5", "0.9"))
+    with pytest.warns(DamagedWarning, match="done again"):
+        assert store.result_of(folder) is None
+
+
+def test_reading_a_store_imports_nothing_named_in_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    folder = open_run(tmp_path / "runs", small_spec())
+    content = json.loads((folder / "spec.json").read_text())
+    del content["sha256"]
+    content |= {"method": "evil"}
+    content["recipe"] |= {"model": "evil.net", "data": "evil.data"}
+    write_json(folder / "spec.json", content)
+    assert read_runs([tmp_path / "runs"])[0].spec["method"] == "evil"
+
+
+def test_the_last_two_states_are_kept(tmp_path):
+    checkpoints = FolderCheckpoints(tmp_path)
+    assert checkpoints.load() is None
+    for number in range(12):
+        checkpoints.save({"number": number})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-11.safetensors",
+        "checkpoint-12.safetensors",
+    ]
+    assert checkpoints.load() == {"number": 11}
+
+
+def test_beginnings_the_longest_that_fits(tmp_path):
+    shared = SharedBeginning(tmp_path)
+    for steps in (5, 9, 100):
+        shared.save(steps, {"steps": steps})
+
+    def best(steps, usable=lambda _: True):
+        found = shared.load(steps, usable, making=False)
+        return None if found is None else found["steps"]
+
+    assert [best(steps) for steps in (4, 5, 50, 100)] == [None, 5, 9, 100]
+    assert best(50, usable=lambda steps: steps < 9) == 5
+    (tmp_path / "steps-9.safetensors").write_bytes(b"x")
+    with pytest.warns(DamagedWarning, match="made again"):
+        assert best(50) == 5
+
+
+def test_who_makes_a_beginning_holds_the_lock_until_it_is_there(tmp_path):
+    first, second = SharedBeginning(tmp_path), SharedBeginning(tmp_path)
+    assert first.load(5, lambda _: True, making=True) is None
+    with pytest.raises(TimeoutError):
+        second.lock.acquire(timeout=0.05)
+    first.save(5, {"steps": 5})
+    assert second.load(5, lambda _: True, making=True) == {"steps": 5}
+    assert not second.lock.is_locked
