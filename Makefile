@@ -38,6 +38,8 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/pruning_time.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -76,9 +76,10 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def write(name: str, rows: list[dict[str, object]]) -> None:
+def write(name: str, rows: list[dict[str, object]], arguments: str | None = None) -> None:
     """Write results/NAME.json, and print the rows; exit code 1 if a limit is missed."""
-    command = f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip()
+    arguments = " ".join(sys.argv[1:]) if arguments is None else arguments
+    command = f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()
     RESULTS.mkdir(exist_ok=True)
     content = {"command": command, "machine": machine(), "rows": rows}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")

@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     for number, block in enumerate(BLOCKS):
         model = mlp()
         names = {
@@ -24,6 +24,7 @@ def test_the_code_runs(tmp_path, monkeypatch):
             "loader": [batch(seed=0), batch(seed=1)],
             "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
             "loss": nn.CrossEntropyLoss(),
+            "torch": torch,
         }
         exec(("" if number == 0 else "import driveprune as dp\n") + block, names)
     assert (tmp_path / "net.safetensors").exists()

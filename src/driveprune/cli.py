@@ -84,7 +84,10 @@ Name = Annotated[str | None, typer.Option("--data", help="a data set, or a folde
 DataDir = Annotated[Path | None, typer.Option(help="where data sets are; by default the cache folder")]
 Model = Annotated[str | None, typer.Option(help="a model, or the dotted name of a function that makes yours")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", help="settings by name: see driveprune recipes")]
-Kind = Annotated[str, typer.Option("--set", help="which settings for --data and --model: paper, strong or small")]
+Kind = Annotated[
+    str | None,
+    typer.Option("--set", help="the settings for --data and --model: paper (the default), strong, small"),
+]
 Epochs = Annotated[int | None, typer.Option(help="other epochs than the recipe's, in its proportions")]
 Width = Annotated[float | None, typer.Option(help="multiplies the channels of the model")]
 ImageCount = Annotated[int | None, typer.Option(help="use so many training images only")]
@@ -103,7 +106,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="for scripts")]
 
 def _recipe(
     name: str | None,
-    kind: str,
+    kind: str | None,
     data: str | None,
     model: str | None,
     epochs: int | None,
@@ -117,8 +120,9 @@ def _recipe(
         recipe = replace(recipe, data=data or recipe.data, model=model or recipe.model)
     elif data is None and model is None:
         recipe = known_recipes.get("demo-digits")
-    elif data == "digits":
-        recipe = replace(known_recipes.get("demo-digits"), model=model or "digits_net")
+    elif data is not None and data not in datasets.names():
+        recipe = known_recipes.get("strong-folder")
+        recipe = replace(recipe, data=data, model=model or recipe.model)
     else:
         recipe = known_recipes.find(data or "cifar10", model, kind)
     return known_recipes.scaled(recipe, epochs=epochs, width=width, images=images, test_images=test_images)
@@ -180,7 +184,7 @@ def run(
     method: Annotated[str, typer.Option(help="a method, see driveprune methods; dense: prune nothing")] = "drive",
     sparsity: Annotated[float, typer.Option(help="the fraction of weights to remove, in [0, 1)")] = 0.98,
     recipe: RecipeName = None,
-    kind: Kind = "paper",
+    kind: Kind = None,
     data: Name = None,
     model: Model = None,
     data_dir: DataDir = None,
@@ -270,7 +274,7 @@ def sweep(
     seeds: Annotated[str, typer.Option(help="seeds, separated by commas")] = "0",
     checks: Annotated[str, typer.Option(help="sanity checks beside each run: shuffle,reinit,random,erk")] = "",
     recipe: RecipeName = None,
-    kind: Kind = "paper",
+    kind: Kind = None,
     data: Name = None,
     model: Model = None,
     data_dir: DataDir = None,

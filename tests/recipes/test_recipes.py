@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from driveprune import methods, models, recipes
+from driveprune import datasets, methods, models, recipes
 from driveprune.recipes import Recipe, scaled
 
 # The table of settings: epochs, batch, optimiser, rate, and the rate at some epochs.
@@ -42,6 +42,7 @@ def test_every_recipe_is_complete(name):
     assert recipes.describe(name).endswith(".")
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
     assert recipe.data == "own" or recipe.model in models.names()
+    assert recipe.data in {"own", "folder", *datasets.names()}
     for method, knobs in recipe.knobs.items():
         assert methods.make_plan(method, 0.9, recipe.epochs * 100, 100, knobs)
     net = torch.nn.Linear(2, 2)
@@ -77,7 +78,7 @@ def test_the_strong_set():
 def test_find_by_data_and_model():
     assert recipes.find("cifar10", "vgg16") == recipes.get("paper-vgg16-cifar10")
     assert recipes.find("cifar10", "vgg16", "small") == recipes.get("small-vgg16-cifar10")
-    with pytest.raises(ValueError, match="no paper recipe for alexnet on cifar100; there are paper-"):
+    with pytest.raises(ValueError, match="no recipe for alexnet on cifar100; there are paper-"):
         recipes.find("cifar100", "alexnet")
 
 

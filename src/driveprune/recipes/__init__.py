@@ -35,15 +35,22 @@ def describe(name: str) -> str:
     return (inspect.getdoc(_function(name)) or "").partition("\n")[0]
 
 
-def find(data: str, model: str | None, kind: str = "paper") -> Recipe:
-    """The recipe of a set (paper, strong, small, demo) for a data set and a model; None: the first model there."""
-    for name, function in _functions().items():
-        recipe = function()
-        if name.startswith(f"{kind}-") and recipe.data == data and model in {None, recipe.model}:
-            return recipe
-    choices = [name for name, function in _functions().items() if function().data == data]
-    wanted = data if model is None else f"{model} on {data}"
-    raise ValueError(f"there is no {kind} recipe for {wanted}; there are {', '.join(choices) or ', '.join(names())}")
+def find(data: str, model: str | None = None, kind: str | None = None) -> Recipe:
+    """The recipe for a data set and a model (None: the first one), of a set: paper, strong, small or demo.
+
+    Without a set, the paper's if there is one.
+
+    >>> find("cifar10", "vgg16") == get("paper-vgg16-cifar10")
+    True
+    """
+    for wanted in ("paper", "strong", "demo") if kind is None else (kind,):
+        for name, function in _functions().items():
+            recipe = function()
+            if name.startswith(f"{wanted}-") and recipe.data == data and model in {None, recipe.model}:
+                return recipe
+    choices = [name for name, function in _functions().items() if function().data == data] or names()
+    what = f"{f'{kind} ' if kind else ''}recipe for {data if model is None else f'{model} on {data}'}"
+    raise ValueError(f"there is no {what}; there are {', '.join(choices)}")
 
 
 def _functions() -> dict[str, Callable[[], Recipe]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driveprune.recipes import paper
-from driveprune.recipes.recipe import Recipe
+from driveprune.recipes.recipe import Recipe, scaled
 
 
 def _strong(recipe: Recipe, rate: float) -> Recipe:
@@ -44,6 +44,21 @@ def vgg16_tiny_imagenet() -> Recipe:
 def resnet18_tiny_imagenet() -> Recipe:
     """ResNet-18 on Tiny ImageNet, rate 0.01."""
     return _strong(paper.resnet18_tiny_imagenet(), 0.01)
+
+
+def digits_net_mnist() -> Recipe:
+    """The demo's network on MNIST, 30 epochs, crops but no flips."""
+    return scaled(replace(general(), data="mnist", model="digits_net", padding=2), epochs=30)
+
+
+def digits_net_fashion_mnist() -> Recipe:
+    """The demo's network on Fashion-MNIST, 30 epochs, crops and flips."""
+    return replace(digits_net_mnist(), data="fashion-mnist", flip=True)
+
+
+def folder() -> Recipe:
+    """For a folder of images of your own: ResNet-18, crops and flips."""
+    return replace(general(), data="folder", model="resnet18", padding=4, flip=True)
 
 
 def general() -> Recipe:

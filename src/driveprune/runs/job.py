@@ -39,6 +39,7 @@ def carry_out(
     data: Data,
     *,
     share: bool = False,
+    wait: bool = False,
     every: float = 60.0,
     watch: Watch = lambda _: None,
 ) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def carry_out(
         root: the folder of all runs.
         spec: what the run is.
         data: the data that the spec names.
+        wait: if another process is working on this run, wait for it instead of raising.
         share: keep the dense beginning, or take it over from another run.
         every: seconds between checkpoints.
         watch: called after each step.
@@ -58,7 +60,7 @@ def carry_out(
     folder = open_run(root, spec)
     lock = lock_of(folder)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=-1 if wait else 3)  # who only looks at the store holds it for a moment
     except Timeout:
         raise BlockingIOError(f"another process is working on {folder}") from None
     try:

@@ -228,6 +228,11 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
+def read_status(folder: Path) -> dict[str, Any]:
+    """Where a run is, as it said last; empty if it has not begun."""
+    return _plain_json(folder / "status.json") or {}
+
+
 def _plain_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text())

@@ -24,7 +24,7 @@ from driveprune.plan import Train, total_steps
 from driveprune.recipes import Recipe
 from driveprune.runs.job import steps_per_epoch
 from driveprune.runs.spec import DENSE, Spec, make_spec
-from driveprune.runs.store import read_run, result_of
+from driveprune.runs.store import read_status, result_of
 from driveprune.train import Precision
 
 
@@ -273,8 +273,7 @@ class _Bars:
         ended_runs = [*crew.done, *crew.failed]
         steps = sum(self._lengths[name] for name in ended_runs)
         for name in list(crew.active):
-            status = read_run(self._root / name).status if (self._root / name / "spec.json").exists() else None
-            steps += self._show(name, status or {})
+            steps += self._show(name, read_status(self._root / name))
         for name in ended_runs:
             if name not in self._told:
                 self._told.add(name)

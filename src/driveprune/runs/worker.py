@@ -38,7 +38,7 @@ def _do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             data = _data(spec.recipe.data, order["data_dir"], spec.size)
-            carry_out(root, spec, data, share=order["share"], every=order["every"])
+            carry_out(root, spec, data, share=order["share"], wait=True, every=order["every"])
     except Exception as error:
         return {"id": spec.id, "error": f"{type(error).__name__}: {error}"}
     return {"id": spec.id, "error": None}
