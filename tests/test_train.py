@@ -63,10 +63,10 @@ def run(plan="drive", memory=None, adam=False, epochs=3, **options):
     method, knobs = PLANS[plan] if isinstance(plan, str) else (plan, None)
     source = data()
 
-    def make_pruner(resume):
+    def make_pruner(resume, tell):
         return Pruner(
             model, optimizer, source, sparsity=0.8, epochs=epochs, steps_per_epoch=len(source), method=method,
-            knobs=knobs, scheduler=scheduler, resume=resume,
+            knobs=knobs, scheduler=scheduler, progress=tell, resume=resume,
         )  # fmt: skip
 
     trained = train(
@@ -105,10 +105,8 @@ def test_the_random_state_of_the_caller_is_left_alone():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = torch.get_rng_state()
-    train(
-        model, optimizer, data(),
-        lambda resume: Pruner(model, optimizer, data(), sparsity=0.5, epochs=1, steps_per_epoch=STEPS, method="snip"),
-    )  # fmt: skip
+    settings = {"sparsity": 0.5, "epochs": 1, "steps_per_epoch": STEPS, "method": "snip"}
+    train(model, optimizer, data(), lambda resume, tell: Pruner(model, optimizer, data(), **settings))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -202,3 +200,13 @@ def test_plans_of_all_methods_train():
         if name != "imp":  # 50 cycles
             _, trained = run(plan)
             assert dp.sparsity(trained.mask) == pytest.approx(0.8, abs=0.01)
+
+
+def test_whoever_watches_is_told_of_every_cut():
+    moments = []
+    run("drive", watch=moments.append)
+    works = [moment.work for moment in moments]
+    assert [work for work in works if work.startswith("pruning")] == [f"pruning, cut {n} of 4" for n in (1, 2, 3, 4)]
+    assert works.count("early training") == 6
+    assert works.count("training") == 6
+    assert moments[-1].step == moments[-1].steps == 12

@@ -7,7 +7,7 @@ import platform
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
 from typing import Any
@@ -37,6 +37,7 @@ from driveprune.plan import Plan, Prune, Rewind
 from driveprune.seeds import generator_for, seed_for
 from driveprune.selection import keep_top
 
+Progress = bool | Callable[[int, int], None]
 Seconds = defaultdict[str, float]
 """Where the time went: name of the work -> seconds."""
 
@@ -55,7 +56,7 @@ def prune(
     frozen: bool = False,
     min_kept: int = 0,
     seed: int = 0,
-    progress: bool = True,
+    progress: Progress = True,
 ) -> Mask:
     """Cut a network to a sparsity, now: removed weights become zero, and the mask of what is kept is returned.
 
@@ -72,7 +73,8 @@ def prune(
         frozen: prune frozen parameters, too.
         min_kept: keep at least this many weights in each layer.
         seed: for random scores and for loaders that draw at random.
-        progress: show a progress bar on a terminal.
+        progress: show a progress bar on a terminal; or a function that is called with the number of each cut and
+            of all cuts.
 
     If anything goes wrong, the model is as it was before.
 
@@ -122,7 +124,7 @@ def cut(
     counter: tuple[int, int],
     is_last: bool,
     min_kept: int,
-    progress: bool,
+    progress: Progress,
     seconds: Seconds | None = None,
 ) -> Mask:
     """Carry out a Prune phase: the new mask. The removed weights are zero afterwards.
@@ -157,7 +159,7 @@ def _along_the_path(
     seed: int,
     counter: tuple[int, int],
     min_kept: int,
-    progress: bool,
+    progress: Progress,
     seconds: Seconds,
 ) -> Mask:
     """Score, keep the best and apply, for each sparsity of the path."""
@@ -192,10 +194,18 @@ def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
     return phase.scope == "global" and kept <= kept_count(size, reached)
 
 
-def _shown(path: tuple[float, ...], progress: bool) -> Iterable[tuple[int, float]]:
+def _shown(path: tuple[float, ...], progress: Progress) -> Iterable[tuple[int, float]]:
     """The cuts, numbered; on a terminal with a progress bar."""
+    if callable(progress):
+        return _told(path, progress)
     bar = progress and len(path) > 1 and Console(stderr=True).is_terminal
     return track(list(enumerate(path)), "pruning", transient=True, disable=not bar)
+
+
+def _told(path: tuple[float, ...], tell: Callable[[int, int], None]) -> Iterator[tuple[int, float]]:
+    for number, reached in enumerate(path):
+        tell(number + 1, len(path))
+        yield number, reached
 
 
 class _Feed:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from driveprune import methods, recipes
 from driveprune.batches import Batches, Data, split, subset
+from driveprune.cut import Progress
 from driveprune.gradients import cross_entropy
 from driveprune.mask import Loss
 from driveprune.progress import shown
@@ -85,11 +86,11 @@ def fit(
     scheduler = chosen.make_scheduler(optimizer)
     given = {**chosen.knobs.get(method, {}), **(knobs or {})} if isinstance(method, str) else knobs
 
-    def make_pruner(resume: Mapping[str, Any] | None) -> Pruner:
+    def make_pruner(resume: Mapping[str, Any] | None, tell: Progress) -> Pruner:
         return Pruner(
             model, optimizer, training, sparsity=sparsity, epochs=chosen.epochs, steps_per_epoch=len(training),
             method=method, knobs=given, loss=used_loss, scheduler=scheduler, include=include, exclude=exclude,
-            frozen=frozen, min_kept=min_kept, seed=seed, progress=False, resume=resume,
+            frozen=frozen, min_kept=min_kept, seed=seed, progress=tell, resume=resume,
         )  # fmt: skip
 
     with shown("training", progress and watch is None) as bar:

@@ -47,9 +47,10 @@ class _Lines:
         for row in moment.rows[self._rows :]:
             self._print(described(row))
         self._rows = len(moment.rows)
-        if moment.work in {"resuming", "pruning"} and moment.work != self._work:
-            self._print(f"{moment.work} (step {moment.step} of {moment.steps})" if moment.steps else moment.work)
-        self._work = moment.work
+        work = moment.work.partition(",")[0]
+        if work in {"resuming", "pruning"} and work != self._work:
+            self._print(f"{work} (step {moment.step} of {moment.steps})" if moment.steps else work)
+        self._work = work
 
     def _print(self, text: str) -> None:
         self._console.print(f"{self._title}: {text}", highlight=False, markup=False, soft_wrap=True)

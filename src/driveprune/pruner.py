@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from driveprune import methods
-from driveprune.cut import Seconds, cut, provenance
+from driveprune.cut import Progress, Seconds, cut, provenance
 from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
 from driveprune.mask import (
@@ -80,7 +80,7 @@ class Pruner:
         frozen: bool = False,
         min_kept: int = 0,
         seed: int = 0,
-        progress: bool = True,
+        progress: Progress = True,
         resume: Mapping[str, Any] | None = None,
     ) -> None:
         sparsity, seed = check_sparsity(sparsity), int(seed)

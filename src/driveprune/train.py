@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from driveprune.cut import Seconds
+from driveprune.cut import Progress, Seconds
 from driveprune.gradients import cross_entropy, evaluating
 from driveprune.mask import Loss, Mask, sparsity
 from driveprune.plan import Prune, Rewind, Train, total_steps
@@ -30,6 +30,7 @@ Row = dict[str, Any]
 Measure = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> a value for each example of the batch, such as right (1) or wrong (0)."""
 
+MakePruner = Callable[[Mapping[str, Any] | None, Progress], Pruner]
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -127,7 +128,7 @@ def train(
     model: nn.Module,
     optimizer: Optimizer,
     data: Source,
-    make_pruner: Callable[[Mapping[str, Any] | None], Pruner],
+    make_pruner: MakePruner,
     *,
     loss: Loss = cross_entropy,
     scheduler: LRScheduler | None = None,
@@ -145,7 +146,8 @@ def train(
     Args:
         model, optimizer, scheduler: as they are at the start, also when there is a checkpoint to go on from.
         data: the training batches.
-        make_pruner: makes the pruner, which also steps the scheduler, from its `state_dict()` or None.
+        make_pruner: makes the pruner, which also steps the scheduler, from its `state_dict()` or None, and from a
+            function that it calls with the number of each cut and of all cuts: its `progress`.
         loss: (model, batch) -> scalar.
         tests: what is measured after each epoch, by name: "test", "holdout".
         measure: (model, batch) -> values, whose mean is reported.
@@ -191,7 +193,7 @@ class _Training:
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "fp16")
         self.rows: list[Row] = []
         self.seconds: Seconds = defaultdict(float)
-        self._steps_done = 0
+        self._steps = self._steps_done = 0
         self._losses = torch.zeros((), dtype=torch.float64, device=self._device)
         self._batches_done = 0
         self._rate = optimizer.param_groups[0]["lr"]
@@ -200,14 +202,14 @@ class _Training:
 
     def start(
         self,
-        make_pruner: Callable[[Mapping[str, Any] | None], Pruner],
+        make_pruner: MakePruner,
         checkpoints: Checkpoints | None,
         beginning: Beginning | None,
     ) -> None:
         """Make the pruner, which does what comes before any training, or go on from what is kept."""
         state = None if checkpoints is None else checkpoints.load()
         self._watch(Moment(0, 0, "starting" if state is None else "resuming", self.rows))
-        self.pruner = make_pruner(None if state is None else state["pruner"])
+        self.pruner = make_pruner(None if state is None else state["pruner"], self._tell_cut)
         self._charge_cuts(before={})
         self._steps = total_steps(self.pruner.plan)
         self._prunes = any(isinstance(phase, Prune) for phase in self.pruner.plan)
@@ -316,8 +318,6 @@ class _Training:
     def _tell_pruner(self) -> None:
         """Let the pruner do what the plan has for this moment, and charge the time of a cut."""
         before = dict(self.pruner.seconds)
-        if _cuts_next(self.pruner):
-            self._say("pruning")
         cycle = self.pruner.cycle
         self.pruner.step()
         if self.pruner.cycle != cycle:
@@ -359,6 +359,9 @@ class _Training:
         )
         self._say("evaluation")
 
+    def _tell_cut(self, number: int, cuts: int) -> None:
+        self._say("pruning" if cuts == 1 else f"pruning, cut {number} of {cuts}")
+
     def _say(self, work: str) -> None:
         self._watch(Moment(self._steps_done, self._steps, work, self.rows))
 
@@ -375,14 +378,3 @@ def _dense_steps(pruner: Pruner) -> int:
     """How many steps a plan trains before its first cut; all of them if there is none."""
     first = pruner.plan[0]
     return first.until if isinstance(first, Train) else 0
-
-
-def _cuts_next(pruner: Pruner) -> bool:
-    """Whether the next step ends a phase of training that is followed by a cut."""
-    phases = pruner.plan[pruner.cursor :]
-    return (
-        len(phases) > 1
-        and isinstance(phases[0], Train)
-        and phases[0].until == pruner.cycle_step + 1
-        and isinstance(phases[1], Prune)
-    )
