@@ -23,7 +23,7 @@ def compared(name: str, data_dir: str, root: Path) -> dict[str, object]:
     """Accuracy of DRIVE as a share of the dense network's."""
     recipe = recipes.get(name)
     data = datasets.load(recipe.data, data_dir)
-    specs = grid(recipe, data, methods=["dense", "drive"], sparsities=[0.9], seeds=[0], threads=1)
+    specs = grid(recipe, data, methods=["dense", "drive"], sparsities=[0.9], seeds=[0], threads=1, channels_last=True)
     sweep(root, specs, data, jobs=2, data_dir=data_dir)
     dense, drive = (read_run(root / spec.id).result or {} for spec in specs)
     ratio = drive["last"] / dense["last"]

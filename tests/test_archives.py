@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from driveprune.archives import fetch, find, md5, sha256, unpack
+from driveprune.archives import fetch, find, md5, unpack
+from driveprune.files import sha256
 
 CONTENT = bytes(range(256)) * 400
 MD5, SHA256 = (hashlib.new(name, CONTENT).hexdigest() for name in ("md5", "sha256"))

@@ -164,9 +164,3 @@ def md5(path: Path) -> str:
     """The MD5 of a file, as the makers of the data sets publish it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,6 +26,7 @@ from driveprune import methods as known
 from driveprune import recipes as known_recipes
 from driveprune.batches import Batches, Data
 from driveprune.cut import prune as cut_now
+from driveprune.files import read_json
 from driveprune.netfile import read, save
 from driveprune.preview import preview as preview_all
 from driveprune.progress import shown
@@ -58,7 +59,9 @@ def told(command: Callable[P, R]) -> Callable[P, R]:
         sys.path.insert(0, os.getcwd())  # models and data of the user's own, by dotted name
         try:
             return command(*args, **kwargs)
-        except (ValueError, TypeError, OSError, ImportError) as error:
+        except typer.Exit:
+            raise
+        except Exception as error:
             _print_error(error)
             raise typer.Exit(2) from None
 
@@ -70,7 +73,9 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _print_error(error: BaseException) -> None:
-    text = str(error) or type(error).__name__
+    said = str(error).strip().partition("\n")[0]
+    told_well = isinstance(error, ValueError | TypeError | OSError | ImportError) and said
+    text = said if told_well else f"{type(error).__name__}: {said}"
     Console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
@@ -97,7 +102,7 @@ Size = Annotated[int | None, typer.Option(help="pixels to which the images of a 
 Threads = Annotated[int | None, typer.Option(help="threads of a run, part of what it is; by default all cores")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default a GPU if there is one")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="fp32, bf16 or fp16")]
-ChannelsLast = Annotated[bool | None, typer.Option(help="the memory format that GPUs prefer")]
+ChannelsLast = Annotated[bool, typer.Option(help="the memory format in which convolutions are faster")]
 RunsDir = Annotated[Path, typer.Option("--runs", help="the folder of all runs")]
 Every = Annotated[float, typer.Option(help="seconds between two checkpoints")]
 Knobs = Annotated[list[str] | None, typer.Option("--knob", help="an option of the method, as cuts=50; repeatable")]
@@ -128,9 +133,7 @@ def _recipe(
     return known_recipes.scaled(recipe, epochs=epochs, width=width, images=images, test_images=test_images)
 
 
-def _machine(
-    threads: int | None, device: str | None, precision: str | None, channels_last: bool | None
-) -> dict[str, Any]:
+def _machine(threads: int | None, device: str | None, precision: str | None, channels_last: bool) -> dict[str, Any]:
     """Where and how to compute; what is not said is what pays on this machine."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = torch.device(device).type == "cuda"
@@ -141,7 +144,7 @@ def _machine(
         "threads": threads or torch.get_num_threads(),
         "device": device,
         "precision": precision,
-        "channels_last": on_gpu if channels_last is None else channels_last,
+        "channels_last": channels_last,
     }
 
 
@@ -200,7 +203,7 @@ def run(
     threads: Threads = None,
     device: Device = None,
     precision: PrecisionName = None,
-    channels_last: ChannelsLast = None,
+    channels_last: ChannelsLast = True,
     runs: RunsDir = Path("runs"),
     every: Every = 60.0,
     spec: Annotated[Path | None, typer.Option(help="repeat the run of this spec.json exactly")] = None,
@@ -208,7 +211,7 @@ def run(
 ) -> None:
     """Train, prune and train on: one run. Killed or stopped, the same command goes on where it was."""
     if spec is not None:
-        wanted = Spec.from_json(_json_file(spec))
+        wanted = Spec.from_json(read_json(spec))
         loaded = _load(wanted.recipe.data, data_dir, wanted.size)
     else:
         chosen = _recipe(recipe, kind, data, model, epochs, width, images, test_images)
@@ -218,7 +221,7 @@ def run(
             holdout=holdout, size=size, **_machine(threads, device, precision, channels_last),
         )  # fmt: skip
     try:
-        with shown(wanted.id) as watch:
+        with shown(wanted.id.rpartition("-")[0]) as watch:
             result = carry_out(runs, wanted, loaded, every=every, watch=watch)
     except KeyboardInterrupt:
         Console(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
@@ -227,12 +230,6 @@ def run(
         _print_json({**result, "folder": str(runs / wanted.id)})
     else:
         _print_run(runs / wanted.id)
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text())
-    content.pop("sha256", None)
-    return dict(content)
 
 
 def _load(name: str, data_dir: Path | None, size: int | None = None) -> Data:
@@ -290,7 +287,7 @@ def sweep(
     threads: Threads = None,
     device: Device = None,
     precision: PrecisionName = None,
-    channels_last: ChannelsLast = None,
+    channels_last: ChannelsLast = True,
     runs: RunsDir = Path("runs"),
     jobs: Annotated[int, typer.Option(help="runs at the same time; never changes what comes out")] = 1,
     share: Annotated[bool, typer.Option(help="compute a common dense beginning once")] = True,

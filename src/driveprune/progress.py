@@ -21,7 +21,8 @@ def shown(title: str, enabled: bool = True, console: Console | None = None) -> I
         yield _Lines(title, console)
     else:
         columns = (
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+            TextColumn("{task.description}"), BarColumn(20),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
             TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[last]}"),
         )  # fmt: skip
         with Progress(*columns, console=console, transient=True) as bars:

@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import pytest
@@ -42,11 +43,16 @@ def test_how_runs_stand(tmp_path):
 def test_a_damaged_result_is_told_of_and_done_again(tmp_path):
     folder = open_run(tmp_path, small_spec())
     assert store.result_of(folder) is None
-    (folder / "net.safetensors").touch()
-    write_json(folder / "result.json", {"last": 0.5})
-    assert store.result_of(folder) == {"last": 0.5}
-    (folder / "result.json").write_text((folder / "result.json").read_text().replace("0.5", "0.9"))
-    with pytest.warns(DamagedWarning, match="done again"):
+    net, path = folder / "net.safetensors", folder / "result.json"
+    net.write_bytes(b"weights")
+    result = {"last": 0.5, "net_sha256": hashlib.sha256(b"weights").hexdigest()}
+    write_json(path, result)
+    assert store.result_of(folder) == result
+    net.write_bytes(b"weight")
+    with pytest.warns(DamagedWarning, match="net.safetensors is missing or damaged; the run is done again"):
+        assert store.result_of(folder) is None
+    path.write_text(path.read_text().replace("0.5", "0.9"))
+    with pytest.warns(DamagedWarning, match="checksum does not match its content; the run is done again"):
         assert store.result_of(folder) is None
 
 

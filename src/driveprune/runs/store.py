@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from driveprune.files import read_json, read_state, write_json, write_state
+from driveprune.files import read_json, read_state, sha256, write_json, write_state
 from driveprune.runs.spec import Spec
 from driveprune.train import State
 
@@ -73,11 +73,14 @@ def _spec_or_none(path: Path) -> dict[str, Any] | None:
 
 def result_of(folder: Path) -> dict[str, Any] | None:
     """What came of a run that is done; None if it is not, or if its files are damaged."""
-    path = folder / "result.json"
-    if not path.exists() or not (folder / "net.safetensors").exists():
+    path, net = folder / "result.json", folder / "net.safetensors"
+    if not path.exists():
         return None
     try:
-        return read_json(path)
+        result = read_json(path)
+        if not net.exists() or sha256(net) != result["net_sha256"]:
+            raise ValueError(f"{net} is missing or damaged")
+        return result
     except ValueError as error:
         warnings.warn(f"{error}; the run is done again", DamagedWarning, stacklevel=2)
         return None

@@ -236,7 +236,7 @@ def _display(root: Path, lengths: Mapping[str, int], skipped: int, console: Cons
         yield _Lines(root, len(lengths), skipped, console)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
         TimeRemainingColumn(), TextColumn("{task.fields[last]}"),
     )  # fmt: skip
     with Progress(*columns, console=console) as bars:
@@ -286,7 +286,7 @@ class _Bars:
 
     def _show(self, name: str, status: Mapping[str, Any]) -> int:
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=self._lengths[name], last="")
+            self._tasks[name] = self._bars.add_task(name.rpartition("-")[0], total=self._lengths[name], last="")
         values, step = status.get("values") or [], int(status.get("step", 0))
         last = f"{status.get('work', 'starting')}" + (f", test {100 * values[-1]:.1f}%" if values else "")
         self._bars.update(self._tasks[name], completed=step, last=escape(last))
