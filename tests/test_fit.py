@@ -77,13 +77,14 @@ def test_tensors_and_loaders_of_the_users_own():
     assert dp.fit(mlp(), (x, y), sparsity=0.8, epochs=1, progress=False).last() is None
 
 
-def test_a_shuffling_loader_gives_the_same_bits_each_time():
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"generator": torch.Generator()}])
+def test_a_shuffling_loader_gives_the_same_bits_each_time(options):
     x, y = examples()
     nets = []
-    for _ in range(2):
-        torch.manual_seed(torch.seed())  # whatever state the caller is in
+    for state in (5, 6):
         nets.append(mlp())
-        loader = DataLoader(TensorDataset(x, y), 32, shuffle=True)
+        loader = DataLoader(TensorDataset(x, y), 32, shuffle=True, **options)
+        torch.manual_seed(state)  # whatever state the caller is in
         dp.fit(nets[-1], loader, sparsity=0.5, epochs=2, progress=False)
     assert same(nets[0].state_dict(), nets[1].state_dict())
 
@@ -128,6 +129,12 @@ def test_errors_name_the_value():
         dp.fit(mlp(), (x, y[:3]), sparsity=0.9)
     with pytest.raises(ValueError, match="holdout must be at least 0 and less than the 200"):
         dp.fit(mlp(), (x, y), sparsity=0.9, holdout=200)
+    with pytest.raises(TypeError, match="a Dataset has single examples"):
+        dp.fit(mlp(), TensorDataset(x, y), sparsity=0.9)
+    with pytest.raises(ValueError, match="at least one batch"):
+        dp.fit(mlp(), ((x, y), []), sparsity=0.9)
+    with pytest.raises(ValueError, match="precision must be fp32, bf16, fp16, got 'half'"):
+        dp.fit(mlp(), (x, y), sparsity=0.9, precision="half")
     with pytest.raises(ValueError, match="holdout needs data as tensors"):
         dp.fit(mlp(), [(x, y)], sparsity=0.9, holdout=20)
 

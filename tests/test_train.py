@@ -210,3 +210,74 @@ def test_whoever_watches_is_told_of_every_cut():
     assert works.count("early training") == 6
     assert works.count("training") == 6
     assert moments[-1].step == moments[-1].steps == 12
+
+
+class Conv(nn.Module):
+    """Convolutions, a buffer that no state_dict has, and that changes what is learnt."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)
+        )
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.passes += 1
+        return self.layers(x.view(-1, 1, 4, 4)) / (1 + self.passes / 10)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("fused", [False, True])
+def test_layouts_and_hidden_buffers_come_back(layout, fused):
+    source = Tensors(torch.randn(64, 16, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2, 16, 0)
+
+    def once(memory=None, beginning=None):
+        torch.manual_seed(0)
+        model = Conv().to(memory_format=layout)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+        settings = {"sparsity": 0.5, "epochs": 3, "steps_per_epoch": 4, "knobs": {"early_epochs": 1.0, "cuts": 2}}
+        train(
+            model, optimizer, source, lambda resume, tell: Pruner(model, optimizer, source, resume=resume, **settings),
+            checkpoints=memory, every=0.0, beginning=beginning,
+        )  # fmt: skip
+        return model.state_dict()
+
+    memory, shared = Memory(), Shared()
+    whole = once(memory)
+    for state in memory.states:
+        assert same(whole, once(Memory(through_a_file(state))))
+    once(beginning=shared)
+    assert same(whole, once(beginning=Shared({n: through_a_file(state) for n, state in shared.kept.items()})))
+
+
+def through_a_file(state):
+    """As it comes back from a file: tensors contiguous."""
+    if isinstance(state, torch.Tensor):
+        return state.contiguous()
+    if isinstance(state, dict):
+        return {key: through_a_file(value) for key, value in state.items()}
+    return [through_a_file(value) for value in state] if isinstance(state, list) else state
+
+
+def test_after_an_error_the_model_is_free_again():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"sparsity": 0.5, "epochs": 1, "steps_per_epoch": STEPS, "method": "snip"}
+
+    def wrong(model, batch):
+        raise KeyError("measure")
+
+    with pytest.raises(KeyError, match="measure"):
+        train(
+            model, optimizer, data(), lambda resume, tell: Pruner(model, optimizer, data(), **settings),
+            tests={"test": data()}, measure=wrong,
+        )  # fmt: skip
+    dp.hold(model, optimizer, dp.prune(model, data(), method="snip", sparsity=0.5))
+
+
+def test_the_switches_of_cudnn_are_as_the_user_has_set_them():
+    seen = []
+    run("snip", watch=lambda _: seen.append(torch.backends.cudnn.enabled))
+    assert set(seen) == {torch.backends.cudnn.enabled}

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from driveprune import methods, recipes
 from driveprune.batches import Batches, Data, split, subset
 from driveprune.cut import Progress
-from driveprune.gradients import cross_entropy
+from driveprune.gradients import cross_entropy, generators_of
 from driveprune.mask import Loss
 from driveprune.progress import shown
 from driveprune.pruner import Pruner
@@ -138,11 +139,15 @@ def _source(data: Any, size: int, seed: int | None) -> Source:
     if _is_tensors(data):
         x, y = data
         return Tensors(x, y, size, seed)
+    if isinstance(data, Dataset):
+        raise TypeError("a Dataset has single examples: wrap it in a torch.utils.data.DataLoader with a batch size")
     if not hasattr(data, "__len__") or iter(data) is data:
         raise TypeError(
             "data must be a Data, a pair of tensors (x, y), or a loader with a length that can be iterated "
             f"again and again, got {type(data).__name__}"
         )
+    if len(data) == 0:
+        raise ValueError("a loader of data must have at least one batch, got an empty one")
     return Loader(data, seed)
 
 
@@ -210,14 +215,24 @@ class Loader:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
+        self._seed("epoch", "scoring", 0)
         return iter(self.batches)
 
     def epoch(self, cycle: int | str, number: int, start: int = 0) -> Iterator[Any]:
         """The batches of one epoch from batch `start` on; those before are drawn and dropped."""
+        self._seed("epoch", cycle, number)
         batches = iter(self.batches)
         for place in range(len(self)):
-            if self.seed is not None:
-                torch.manual_seed(seed_for(self.seed, "batch", cycle, number, place))
-            batch = next(batches)
+            self._seed("batch", cycle, number, place)
+            batch = next(batches, self)
+            if batch is self:
+                raise ValueError(f"the loader has {place} batches, but says that it has {len(self)}")
             if place >= start:
                 yield batch
+
+    def _seed(self, *counter: str | int) -> None:
+        """Seed the global generator, and at the start of an epoch those that the loader was given."""
+        if self.seed is not None:
+            torch.manual_seed(seed_for(self.seed, *counter))
+            for generator in generators_of(self.batches) if counter[0] == "epoch" else ():
+                generator.manual_seed(seed_for(self.seed, *counter))

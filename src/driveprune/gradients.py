@@ -313,13 +313,17 @@ def _same_gradients(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
+def generators_of(batches: Any) -> set[torch.Generator]:
+    """The generators that a data loader was given for itself or its samplers."""
+    sampler, batch_sampler = (getattr(batches, name, None) for name in ("sampler", "batch_sampler"))
+    holders = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    return {g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
+
+
 @contextmanager
 def same_generators(batches: Any) -> Iterator[None]:
     """The generators that a data loader was given, put back afterwards to where they were."""
-    sampler, batch_sampler = (getattr(batches, name, None) for name in ("sampler", "batch_sampler"))
-    holders = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = {g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
-    states = [(generator, generator.get_state()) for generator in found]
+    states = [(generator, generator.get_state()) for generator in generators_of(batches)]
     try:
         yield
     finally:

@@ -41,6 +41,16 @@ class Mask(dict[str, Tensor]):
         self.provenance: dict[str, Any] = dict(provenance or getattr(kept, "provenance", {}))
 
 
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """All buffers by their names in the unwrapped model, whether a state_dict has them or not."""
+    return {
+        prefix + leaf: buffer
+        for prefix, module in owners(model)
+        for leaf, buffer in module._buffers.items()
+        if buffer is not None
+    }
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside torch.compile, DataParallel, DDP or an averaged copy.
 

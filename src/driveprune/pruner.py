@@ -19,10 +19,10 @@ from driveprune.hold import Held, Optimizers, check_free, hold, listed
 from driveprune.mask import (
     Loss,
     Mask,
+    buffers,
     check_fits,
     check_sparsity,
     everything,
-    owners,
     parameters,
     prunable,
     restore,
@@ -215,7 +215,7 @@ class Pruner:
             }
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {**parameters(self._model), **_buffers(self._model)}
+        return {**parameters(self._model), **buffers(self._model)}
 
     def _values(self, names: Iterable[str]) -> dict[str, Tensor]:
         known = self._tensors()
@@ -305,15 +305,6 @@ def _resets(module: nn.Module, name: str) -> Iterator[Callable[[], object]]:
         raise ValueError(f"{name} has parameters ({own[0]}, ...) but no reset_parameters() to draw them anew")
     for child_name, child in module.named_children():
         yield from _resets(child, child_name)
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        prefix + leaf: buffer
-        for prefix, module in owners(model)
-        for leaf, buffer in module._buffers.items()
-        if buffer is not None
-    }
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

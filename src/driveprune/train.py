@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from driveprune.cut import Progress, Seconds
 from driveprune.gradients import cross_entropy, evaluating
-from driveprune.mask import Loss, Mask, sparsity
+from driveprune.mask import Loss, Mask, buffers, restore, sparsity
 from driveprune.plan import Prune, Rewind, Train, total_steps
 from driveprune.pruner import Pruner
 from driveprune.seeds import seed_for
@@ -159,19 +159,22 @@ def train(
 
     """
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
-        training = _Training(model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch)
-        training.start(make_pruner, checkpoints, beginning)
-        training.run(checkpoints, every, beginning)
-    if training.pruner.held is not None:
-        training.pruner.held.release()
+    if precision not in _DTYPES:
+        raise ValueError(f"precision must be {', '.join(_DTYPES)}, got {precision!r}")
+    cudnn = torch.backends.cudnn
+    exact = cudnn.flags(enabled=cudnn.enabled, deterministic=True, benchmark=False, allow_tf32=cudnn.allow_tf32)
+    training = _Training(model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch)
+    try:
+        with torch.random.fork_rng(devices=devices), exact:
+            training.start(make_pruner, checkpoints, beginning)
+            training.run(checkpoints, every, beginning)
+    finally:
+        training.release()
     return Trained(training.pruner.mask, training.rows, dict(training.seconds))
 
 
 class _Training:
     """One training under way."""
-
-    pruner: Pruner
 
     def __init__(
         self,
@@ -191,12 +194,24 @@ class _Training:
         self._device = next(model.parameters()).device
         self._dtype = _DTYPES[precision]
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "fp16")
+        self._pruner: Pruner | None = None
         self.rows: list[Row] = []
         self.seconds: Seconds = defaultdict(float)
         self._steps = self._steps_done = 0
         self._losses = torch.zeros((), dtype=torch.float64, device=self._device)
         self._batches_done = 0
         self._rate = optimizer.param_groups[0]["lr"]
+
+    @property
+    def pruner(self) -> Pruner:
+        """There from `start` on."""
+        assert self._pruner is not None
+        return self._pruner
+
+    def release(self) -> None:
+        """Leave an ordinary model behind, whatever has happened."""
+        if self._pruner is not None and self._pruner.held is not None:
+            self._pruner.held.release()
 
     # Beginning, and going on.
 
@@ -209,7 +224,7 @@ class _Training:
         """Make the pruner, which does what comes before any training, or go on from what is kept."""
         state = None if checkpoints is None else checkpoints.load()
         self._watch(Moment(0, 0, "starting" if state is None else "resuming", self.rows))
-        self.pruner = make_pruner(None if state is None else state["pruner"], self._tell_cut)
+        self._pruner = make_pruner(None if state is None else state["pruner"], self._tell_cut)
         self._charge_cuts(before={})
         self._steps = total_steps(self.pruner.plan)
         self._prunes = any(isinstance(phase, Prune) for phase in self.pruner.plan)
@@ -229,6 +244,7 @@ class _Training:
         """Take over the state after the optimiser's step number n, of which the pruner has not been told yet."""
         self.pruner.load_state_dict({**self.pruner.state_dict(), "cycle_step": state["steps_done"] - 1})
         self._load(state)
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks whether it has stepped
         if not self._prunes:
             self.seconds["training"] += self.seconds.pop("early training", 0.0)
             self.seconds.pop("pruning", None)
@@ -236,7 +252,9 @@ class _Training:
 
     def _load(self, state: State) -> None:
         self._model.load_state_dict(state["model"])
+        restore(buffers(self._model), state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])
+        _match_layouts(self._optimizer)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         self._scaler.load_state_dict(state["scaler"])
@@ -248,6 +266,7 @@ class _Training:
     def _state(self) -> State:
         return {
             "model": dict(self._model.state_dict()),
+            "buffers": buffers(self._model),  # those that are in no state_dict, too
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "scaler": self._scaler.state_dict(),
@@ -372,6 +391,14 @@ class _Training:
         self.seconds[work] += time.perf_counter() - start
         if pruning and work in {"loading", "early training"}:
             self.seconds["pruning"] += time.perf_counter() - start
+
+
+def _match_layouts(optimizer: Optimizer) -> None:
+    """Give the optimiser's state the memory format of its weights: a fused step pairs them by place in memory."""
+    for weight, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                values[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _dense_steps(pruner: Pruner) -> int:

@@ -1,9 +1,9 @@
-import hashlib
 import json
 
 import pytest
+import torch
 
-from driveprune.files import read_json, write_json
+from driveprune.files import read_json, write_json, write_tensors
 from driveprune.runs import store
 from driveprune.runs.store import DamagedWarning, FolderCheckpoints, SharedBeginning, open_run, read_run, read_runs
 from tests.runs.kills import small_spec
@@ -44,12 +44,14 @@ def test_a_damaged_result_is_told_of_and_done_again(tmp_path):
     folder = open_run(tmp_path, small_spec())
     assert store.result_of(folder) is None
     net, path = folder / "net.safetensors", folder / "result.json"
-    net.write_bytes(b"weights")
-    result = {"last": 0.5, "net_sha256": hashlib.sha256(b"weights").hexdigest()}
-    write_json(path, result)
-    assert store.result_of(folder) == result
-    net.write_bytes(b"weight")
-    with pytest.warns(DamagedWarning, match="net.safetensors is missing or damaged; the run is done again"):
+    write_tensors(net, {"a": torch.ones(3)}, {})
+    write_json(path, {"last": 0.5})
+    assert store.result_of(folder) == {"last": 0.5}
+    net.write_bytes(net.read_bytes()[:-1])
+    with pytest.warns(DamagedWarning, match="net.safetensors is damaged .*; the run is done again"):
+        assert store.result_of(folder) is None
+    net.unlink()
+    with pytest.warns(DamagedWarning, match="there is no file .*net.safetensors; the run is done again"):
         assert store.result_of(folder) is None
     path.write_text(path.read_text().replace("0.5", "0.9"))
     with pytest.warns(DamagedWarning, match="checksum does not match its content; the run is done again"):

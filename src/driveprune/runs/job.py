@@ -20,7 +20,7 @@ from torch import nn
 
 from driveprune import models
 from driveprune.batches import Data
-from driveprune.files import sha256, write_json
+from driveprune.files import write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
@@ -146,7 +146,6 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
         "macs": table.macs,
         "dense_macs": table.dense_macs,
         "net_bytes": (folder / "net.safetensors").stat().st_size,
-        "net_sha256": sha256(folder / "net.safetensors"),
         "layers": [
             {"name": layer.name, "shape": list(layer.shape), "weights": layer.weights, "kept": layer.kept}
             for layer in table.layers

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from driveprune.files import read_json, read_state, sha256, write_json, write_state
+from driveprune.files import read_json, read_state, read_tensors, write_json, write_state
 from driveprune.runs.spec import Spec
 from driveprune.train import State
 
@@ -78,10 +78,9 @@ def result_of(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         result = read_json(path)
-        if not net.exists() or sha256(net) != result["net_sha256"]:
-            raise ValueError(f"{net} is missing or damaged")
+        read_tensors(net)  # compares its checksum
         return result
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         warnings.warn(f"{error}; the run is done again", DamagedWarning, stacklevel=2)
         return None
 
