@@ -238,10 +238,8 @@ def test_layouts_and_hidden_buffers_come_back(layout, fused):
         model = Conv().to(memory_format=layout)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
         settings = {"sparsity": 0.5, "epochs": 3, "steps_per_epoch": 4, "knobs": {"early_epochs": 1.0, "cuts": 2}}
-        train(
-            model, optimizer, source, lambda resume, tell: Pruner(model, optimizer, source, resume=resume, **settings),
-            checkpoints=memory, every=0.0, beginning=beginning,
-        )  # fmt: skip
+        make = lambda resume, tell: Pruner(model, optimizer, source, resume=resume, **settings)  # noqa: E731
+        train(model, optimizer, source, make, checkpoints=memory, every=0.0, beginning=beginning)
         return model.state_dict()
 
     memory, shared = Memory(), Shared()

@@ -120,6 +120,8 @@ def _recipe(
     test_images: int | None,
 ) -> Recipe:
     """The recipe that the options ask for: by name, or for a data set and a model; the demo's if nothing is said."""
+    if kind not in {None, "paper", "strong", "small", "demo"}:
+        raise ValueError(f"--set must be paper, strong, small or demo, got {kind!r}")
     if name is not None:
         recipe = known_recipes.get(name)
         recipe = replace(recipe, data=data or recipe.data, model=model or recipe.model)
@@ -128,6 +130,8 @@ def _recipe(
     elif data is not None and data not in datasets.names():
         recipe = known_recipes.get("strong-folder")
         recipe = replace(recipe, data=data, model=model or recipe.model)
+    elif model is not None and model not in models.names():
+        recipe = replace(known_recipes.find(data or "digits", None, kind), model=model)
     else:
         recipe = known_recipes.find(data or "cifar10", model, kind)
     return known_recipes.scaled(recipe, epochs=epochs, width=width, images=images, test_images=test_images)
@@ -135,13 +139,11 @@ def _recipe(
 
 def _machine(threads: int | None, device: str | None, precision: str | None, channels_last: bool) -> dict[str, Any]:
     """Where and how to compute; what is not said is what pays on this machine."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = str(torch.device(device)) if device else ("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = torch.device(device).type == "cuda"
     precision = precision or ("bf16" if on_gpu else "fp32")
-    if precision not in {"fp32", "bf16", "fp16"}:
-        raise ValueError(f"precision must be fp32, bf16 or fp16, got {precision!r}")
     return {
-        "threads": threads or torch.get_num_threads(),
+        "threads": torch.get_num_threads() if threads is None else threads,
         "device": device,
         "precision": precision,
         "channels_last": channels_last,
@@ -173,9 +175,12 @@ def _value(text: str) -> Any:
 def _list(text: str, kind: Callable[[str], Any], what: str) -> list[Any]:
     """Comma-separated values."""
     try:
-        return [kind(part.strip()) for part in text.split(",") if part.strip()]
+        found = [kind(part.strip()) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ValueError(f"{what} must be separated by commas, got {text!r}") from None
+        raise ValueError(f"{what} must be numbers separated by commas, got {text!r}") from None
+    if not found:
+        raise ValueError(f"{what} must be separated by commas, got none")
+    return found
 
 
 # Runs.
@@ -300,8 +305,8 @@ def sweep(
     specs = grid(
         chosen, loaded, methods=_list(methods, str, "methods"),
         sparsities=_list(sparsities, float, "sparsities") if sparsities else chosen.sparsities,
-        seeds=_list(seeds, int, "seeds"), checks=_list(checks, str, "checks"), knobs=_grid_knobs(knob),
-        holdout=holdout, size=size, **_machine(threads, device, precision, channels_last),
+        seeds=_list(seeds, int, "seeds"), checks=_list(checks, str, "checks") if checks else [],
+        knobs=_grid_knobs(knob), holdout=holdout, size=size, **_machine(threads, device, precision, channels_last),
     )  # fmt: skip
     outcome = run_all(
         runs, specs, loaded, jobs=jobs, data_dir=None if data_dir is None else str(data_dir), share=share, every=every

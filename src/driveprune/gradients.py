@@ -68,6 +68,14 @@ def batch_size(batch: Any) -> int:
     return next((batch_size(part) for part in parts if isinstance(part, Tensor | Mapping | Sequence)), 1)
 
 
+def check_batches(count: int, combine: str = "mean") -> None:
+    """An error if so many batches cannot be combined in this way."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"batches_per_cut must be a whole number of at least 1, got {count!r}")
+    if combine not in ("mean", "squares"):
+        raise ValueError(f'combine must be "mean" or "squares", got {combine!r}')
+
+
 def gradients(
     model: nn.Module,
     names: Iterable[str],
@@ -83,10 +91,7 @@ def gradients(
     "squares" gives √Σ_b g_b², which is formed without squaring, so that nothing underflows. Half-precision
     gradients are combined in float32.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"batches_per_cut must be a whole number of at least 1, got {count!r}")
-    if combine not in ("mean", "squares"):
-        raise ValueError(f'combine must be "mean" or "squares", got {combine!r}')
+    check_batches(count, combine)
     weights = _named(model, names)
     total: dict[str, Tensor] = {}
     examples = 0

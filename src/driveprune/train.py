@@ -32,6 +32,7 @@ Measure = Callable[[nn.Module, Any], Tensor]
 
 MakePruner = Callable[[Mapping[str, Any] | None, Progress], Pruner]
 Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS = ("fp32", "bf16", "fp16")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

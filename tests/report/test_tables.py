@@ -97,12 +97,36 @@ def test_what_is_not_done_is_shown():
     assert rows(tables.accuracy_table(next(g for g in groups if g.cells)))["force"] == ["-", "-"]
 
 
-def test_knobs_that_are_not_the_usual_ones_are_named():
-    assert tables.method_of(spec_of("drive").to_json()) == "drive"
-    odd = spec_of("drive", knobs={"combine": "squares", "cuts": 3}, check="reinit")
-    assert tables.method_of(odd.to_json()) == "drive cuts=3 combine=squares +reinit"
-    own = {**spec_of("snip").to_json(), "method": "my.method", "knobs": {"a": 1}}
-    assert tables.method_of(own) == "my.method a=1"
+def test_methods_are_named_with_the_knobs_in_which_their_runs_differ():
+    specs = [spec_of("drive"), spec_of("drive", knobs={"combine": "squares"}, check="reinit"), spec_of("snip")]
+    assert tables.labels([one.to_json() for one in specs]) == [
+        "drive combine=mean", "drive combine=squares +reinit", "snip",
+    ]  # fmt: skip
+    own = [{**spec_of("snip").to_json(), "method": "my.method", "method_code": code} for code in ("a" * 64, "b" * 64)]
+    assert tables.labels(own) == ["my.method code=aaaaaaaa", "my.method code=bbbbbbbb"]
+
+
+def test_different_knobs_are_no_seeds_of_each_other():
+    (group,) = tables.groups([run("drive", 0.9, 0.5), run("drive", 0.9, 0.7, knobs={"cuts": 3})])
+    assert rows(tables.accuracy_table(group)) == {"drive cuts=100": ["50.00"], "drive cuts=3": ["70.00"]}
+
+
+def test_a_run_named_twice_counts_once():
+    (group,) = tables.groups([*RUNS, *RUNS])
+    assert rows(tables.accuracy_table(group))["drive"] == ["[bold]91.50[/]", "[bold]80.00[/]"]
+    assert tables.notes(group)[0] == "1 to 2 seeds a cell"
+
+
+def test_dense_alone_has_a_column():
+    (group,) = tables.groups([run("dense", 0.0, 0.95)])
+    assert rows(tables.accuracy_table(group)) == {"dense": ["95.00"]}
+
+
+def test_odd_names_do_no_harm():
+    odd = run("snip", 0.9, 0.5)
+    odd.spec["method"] = "[/b]"
+    (group,) = tables.groups([odd])
+    assert "[/b]" in printed(tables.accuracy_table(group), tables.time_table(group))
 
 
 def test_groups_with_the_same_title_say_in_what_they_differ():

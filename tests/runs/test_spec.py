@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from driveprune import datasets, recipes
 from driveprune.batches import Data
 from driveprune.plan import Prune, Reinit, Rewind, Shuffle, Train
+from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec, checked, make_spec
 
 DIGITS = datasets.load("digits")
@@ -28,11 +30,11 @@ def test_ids_are_frozen():
 
 FINGERPRINT = "1a8cd0073907"
 IDS = {
-    "drive": "digits-digits_net-drive-98-seed0-a3c7f6d7b2f1",
-    "imp": "digits-digits_net-imp-90-seed2-8da9edcf5761",
-    "dense": "digits-digits_net-dense-0-seed0-3aa570768d3f",
-    "shuffle": "digits-digits_net-drive-98-shuffle-seed0-b0eb94b67839",
-    "beginning": "33a0d93e6e48447ff0b7",
+    "drive": "digits-digits_net-drive-98-seed0-58ce42570d42",
+    "imp": "digits-digits_net-imp-90-seed2-0a324a13cd07",
+    "dense": "digits-digits_net-dense-0-seed0-43c21a84a18f",
+    "shuffle": "digits-digits_net-drive-98-shuffle-seed0-e206df39e4f7",
+    "beginning": "9c4344822f1ac51d53b9",
 }
 
 
@@ -55,6 +57,7 @@ def test_what_the_recipe_says_of_other_methods_is_not_in_the_id():
 
 def test_knobs_are_resolved_so_that_defaults_said_or_not_are_the_same_run():
     assert spec(knobs={"cuts": 100, "fresh": True}).id == spec().id
+    assert spec(knobs={"early_epochs": 1}).id == spec().id  # the same number
     assert spec().knobs["early_epochs"] == 1.0  # the recipe's
     assert spec().knobs["combine"] == "mean"  # the method's
 
@@ -84,6 +87,14 @@ def test_what_cannot_run_is_an_error_before_anything_runs():
         ({"threads": 0}, "threads must be at least 1"),
         ({"knobs": {"early_epochs": 50}}, "more than the whole training has"),
         ({"method": "dense", "check": "reinit"}, "dense runs have no knobs and no checks"),
+        ({"knobs": {"cuts": "abc"}}, "cuts must be a whole number, got 'abc'"),
+        ({"knobs": {"cuts": 2.5}}, "cuts must be a whole number, got 2.5"),
+        ({"knobs": {"early_epochs": float("inf")}}, "early_epochs must be a number, got inf"),
+        ({"knobs": {"fresh": "abc"}}, "fresh must be true or false, got 'abc'"),
+        ({"knobs": {"combine": "foo"}}, 'combine must be "mean" or "squares"'),
+        ({"knobs": {"batches_per_cut": 0}}, "batches_per_cut must be a whole number of at least 1"),
+        ({"method": "imp", "knobs": {"rewind_epochs": -1}}, "rewind_epochs not negative"),
+        ({"precision": "half"}, "precision must be fp32, bf16, fp16, got 'half'"),
     ]:
         with pytest.raises(ValueError, match=message):
             spec(**options)
@@ -103,3 +114,39 @@ def test_checks_come_after_the_last_cut_and_its_rewind():
     plan = [Train(5), cut, Rewind(0), Train(5), cut, Rewind(0), Train(9)]
     assert checked(plan, "reinit", 1) == [*plan[:6], Reinit(1), Train(9)]
     assert checked(plan, "", 1) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": "/../../../x"}, "must be whole numbers, got '/../../../x'"),
+        ({"schema": 99}, "its schema is 99, not 1"),
+        ({"check": "zzz"}, "check must be one of"),
+        ({"knobs": 3}, "knobs must be names and values, got 3"),
+        ({"precision": "half"}, "precision must be"),
+        ({"sparsity": 2}, "sparsity must be in"),
+        ({"threads": 0}, "threads must be at least 1"),
+    ],
+)
+def test_a_spec_that_no_run_can_have_is_refused(change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Spec.from_json({**spec().to_json(), **change})
+
+
+def test_the_users_own_code_is_part_of_what_a_run_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    own = tmp_path / "own_code_of_test.py"
+    score = (
+        "def score(model, mask, batches, *, loss, generator):\n    return {n: m.float() for n, m in mask.items()}\n"
+    )
+    own.write_text(score)
+    mine = dataclasses.replace(DEMO, model="own_code_of_test.net")
+    before = make_spec(mine, DIGITS, method="own_code_of_test", sparsity=0.5)
+    assert before.model_code == before.method_code == hashlib.sha256(score.encode()).hexdigest()
+    own.write_text(score + "# changed\n")
+    after = make_spec(mine, DIGITS, method="own_code_of_test", sparsity=0.5)
+    assert after.id != before.id
+    assert after.beginning != before.beginning
+    with pytest.raises(ValueError, match="the code of own_code_of_test.net is not that of the run"):
+        carry_out(tmp_path / "runs", before, DIGITS)
+    assert spec().model_code == spec().method_code == ""

@@ -64,7 +64,7 @@ def test_reading_a_store_imports_nothing_named_in_it(tmp_path, monkeypatch):
     folder = open_run(tmp_path / "runs", small_spec())
     content = json.loads((folder / "spec.json").read_text())
     del content["sha256"]
-    content |= {"method": "evil"}
+    content |= {"method": "evil", "method_code": "x"}
     content["recipe"] |= {"model": "evil.net", "data": "evil.data"}
     write_json(folder / "spec.json", content)
     assert read_runs([tmp_path / "runs"])[0].spec["method"] == "evil"

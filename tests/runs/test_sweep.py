@@ -147,6 +147,18 @@ def test_processes_end_when_the_sweep_is_killed(tmp_path):
     wait_for(lambda: not any(run.standing == "running" for run in read_runs([tmp_path])))
 
 
+@pytest.mark.slow
+def test_processes_end_when_the_sweep_is_killed_before_they_have_begun(tmp_path):
+    words = [sys.executable, "-m", "driveprune", *COMMAND.split(), "--runs", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for((tmp_path / "workers.log").exists, process)
+    time.sleep(0.5)  # the workers are importing
+    process.kill()
+    process.wait()
+    time.sleep(15)
+    assert not any(run.standing == "running" for run in read_runs([tmp_path]))
+
+
 def wait_for(happened, process=None, seconds=60):
     end = time.time() + seconds
     while not happened():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from driveprune.gradients import gradients
+from driveprune.gradients import check_batches, gradients
 from driveprune.mask import Loss, Scores, parameters
 from driveprune.plan import Plan, Prune, Train, early
 from driveprune.schedule import exponential
@@ -85,6 +85,7 @@ def plan(
         terms: which of "magnitude", "connection" and "convergence" count.
     """
     _powers(terms)
+    check_batches(batches_per_cut, combine)
     rank = partial(score, batches_per_cut=batches_per_cut, combine=combine, terms=tuple(terms))
     cut = Prune(rank, exponential(sparsity, cuts), fresh=fresh)
     return [*early(early_epochs, steps_per_epoch), cut, Train(steps)]

@@ -27,6 +27,10 @@ def plan(
         cycle_epochs: epochs of training in each cycle.
         rewind_epochs: go back to the weights of this epoch instead of the initial ones.
     """
+    if not rewind_epochs >= 0 or not cycle_epochs > 0:
+        raise ValueError(
+            f"cycle_epochs must be positive and rewind_epochs not negative, got {cycle_epochs} and {rewind_epochs}"
+        )
     plan: Plan = []
     for reached in exponential(sparsity, cycles):
         plan += [

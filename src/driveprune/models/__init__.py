@@ -38,6 +38,8 @@ def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size:
     model = factory(**{key: value for key, value in wanted.items() if key in known})
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"{name} has no parameters to train")
     return model
 
 

@@ -27,7 +27,10 @@ def names() -> list[str]:
 
 def get(name: str) -> Recipe:
     """A recipe by its name."""
-    return _function(name)()
+    recipe = _function(name)()
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"{name} must return a Recipe, got {type(recipe).__name__}")
+    return recipe
 
 
 def describe(name: str) -> str:

@@ -7,11 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
-from driveprune import methods
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
@@ -40,19 +41,15 @@ class Group:
     """Runs that may be compared: the same data, model and training."""
 
     title: str
+    methods: list[str]
+    """As the paper orders them; variants stand beside each other."""
     cells: dict[tuple[str, float], Cell]
     unfinished: tuple[Run, ...]
 
     @property
-    def methods(self) -> list[str]:
-        """Methods, as the paper orders them; variants stand after their method."""
-        found = {method for method, _ in self.cells} | {method_of(run.spec) for run in self.unfinished if run.spec}
-        return sorted(found, key=_place)
-
-    @property
     def sparsities(self) -> list[float]:
-        """All sparsities but that of the dense network."""
-        return sorted({sparsity for method, sparsity in self.cells if method != DENSE})
+        """All sparsities; that of the dense network only if there are no others."""
+        return sorted({sparsity for method, sparsity in self.cells if method != DENSE}) or [0.0]
 
 
 def _place(method: str) -> tuple[int, str]:
@@ -60,31 +57,50 @@ def _place(method: str) -> tuple[int, str]:
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER), method)
 
 
-def method_of(spec: Mapping[str, Any]) -> str:
-    """The name of a run's method, with the knobs that are not the usual ones, and the sanity check."""
-    method = spec["method"]
-    default = methods.knobs(method) if method in methods.names() else {}  # nothing of the user's is imported
-    usual = json.loads(json.dumps({**default, **spec["recipe"]["knobs"].get(method, {})}))
-    odd = [f"{name}={value}" for name, value in spec["knobs"].items() if name not in usual or usual[name] != value]
-    return " ".join([method, *odd, *([f"+{spec['check']}"] if spec["check"] else [])])
+def labels(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The methods of runs by name, with the knobs in which the runs of that method differ, and the sanity check."""
+    variants: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for spec in specs:
+        variants[spec["method"]].append(_settings(spec))
+    return [_label(spec, variants[spec["method"]]) for spec in specs]
+
+
+def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {**spec["knobs"], "code": spec["method_code"][:8]}
+
+
+def _label(spec: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
+    odd = [
+        f"{name}={value}" for name, value in _settings(spec).items() if any(v.get(name) != value for v in variants)
+    ]
+    return " ".join([spec["method"], *odd, *([f"+{spec['check']}"] if spec["check"] else [])])
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Runs in groups that may be compared: all but method, sparsity and seed is the same in a group."""
-    gathered: dict[str, list[Run]] = defaultdict(list)
+    gathered: dict[str, dict[Path, Run]] = defaultdict(dict)
     for run in runs:
-        gathered[json.dumps(_common(run.spec), sort_keys=True)].append(run)
-    titles = _titles([found[0].spec for found in gathered.values()])
-    found = [
-        Group(title, _cells(each), tuple(run for run in each if run.standing != "done"))
-        for title, each in zip(titles, gathered.values(), strict=True)
-    ]
+        gathered[json.dumps(_common(run.spec), sort_keys=True)][run.path.resolve()] = run
+    titles = _titles([next(iter(found.values())).spec for found in gathered.values()])
+    found = [_group(title, list(each.values())) for title, each in zip(titles, gathered.values(), strict=True)]
     return sorted(found, key=lambda group: group.title)
+
+
+def _group(title: str, runs: Sequence[Run]) -> Group:
+    known = [run for run in runs if run.spec]
+    names = labels([run.spec for run in known])
+    gathered: dict[tuple[str, float], list[Run]] = defaultdict(list)
+    for name, run in zip(names, known, strict=True):
+        if run.result is not None:
+            gathered[name, run.spec["sparsity"]].append(run)
+    cells = {key: _cell(*key, [run.result or {} for run in found]) for key, found in gathered.items()}
+    unfinished = tuple(run for run in runs if run.standing != "done")
+    return Group(title, sorted(set(names), key=_place), cells, unfinished)
 
 
 def _common(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same for a fair comparison, flat."""
-    own = {"method", "sparsity", "seed", "knobs", "check", "recipe"}
+    own = {"method", "method_code", "sparsity", "seed", "knobs", "check", "recipe"}
     recipe = {name: value for name, value in spec.get("recipe", {}).items() if name not in {"knobs", "sparsities"}}
     return {**{name: value for name, value in spec.items() if name not in own}, **recipe}
 
@@ -113,14 +129,6 @@ def _title(spec: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(runs: Sequence[Run]) -> dict[tuple[str, float], Cell]:
-    gathered: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
-    for run in runs:
-        if run.result is not None:
-            gathered[method_of(run.spec), run.spec["sparsity"]].append(run.result)
-    return {key: _cell(*key, results) for key, results in gathered.items()}
-
-
 def _cell(method: str, sparsity: float, results: Sequence[dict[str, Any]]) -> Cell:
     seconds = [result["seconds"] for result in results]
     return Cell(
@@ -141,7 +149,7 @@ def accuracy_table(group: Group, of: str = "last") -> Table:
     for sparsity in group.sparsities:
         table.add_column(f"{100 * sparsity:g}%", justify="right")
     for method in group.methods:
-        table.add_row(method, *(_accuracy(group, method, sparsity, of) for sparsity in group.sparsities))
+        table.add_row(escape(method), *(_accuracy(group, method, sparsity, of) for sparsity in group.sparsities))
     return table
 
 
@@ -188,7 +196,7 @@ def time_table(group: Group) -> Table:
         if seconds is not None:
             faster = f"{imp[0] / seconds[0]:,.1f}× faster" if imp and seconds[0] > 0 and method != "imp" else ""
             pruning = "" if method == DENSE else f"{seconds[0]:,.2f}"
-            table.add_row(method, pruning, f"{seconds[1]:,.1f}", "" if method == DENSE else faster)
+            table.add_row(escape(method), pruning, f"{seconds[1]:,.1f}", "" if method == DENSE else faster)
     return table
 
 

@@ -24,7 +24,7 @@ from driveprune.files import write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
-from driveprune.runs.spec import Spec
+from driveprune.runs.spec import Spec, code_of
 from driveprune.runs.store import FolderCheckpoints, SharedBeginning, lock_of, open_run, result_of, write_status
 from driveprune.seeds import seed_for
 from driveprune.summary import Summary, summary
@@ -57,6 +57,9 @@ def carry_out(
     """
     if data.fingerprint != spec.fingerprint:
         raise ValueError(f"the data {data.label} are not those of the run {spec.id}: they have changed")
+    for name, code in ((spec.recipe.model, spec.model_code), (spec.method, spec.method_code)):
+        if code and code != code_of(name):
+            raise ValueError(f"the code of {name} is not that of the run {spec.id}: it has changed")
     folder = open_run(root, spec)
     lock = lock_of(folder)
     try:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
-from driveprune import methods
+from driveprune import methods, models
 from driveprune.batches import Data
 from driveprune.mask import check_sparsity
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
 from driveprune.recipes import Recipe
-from driveprune.train import Precision
+from driveprune.train import PRECISIONS, Precision
 
 SCHEMA = 1
 """Goes up when the same spec would no longer give the same result."""
@@ -32,7 +35,7 @@ class Spec:
     """All that decides what comes out of a run."""
 
     recipe: Recipe
-    """The training; of its knobs only those of the method, so that nothing else decides the id."""
+    """The training; without its knobs, for those of the method stand below, and no others decide the id."""
     method: str
     sparsity: float
     seed: int = 0
@@ -46,6 +49,10 @@ class Spec:
     device: str = "cpu"
     precision: Precision = "fp32"
     channels_last: bool = False
+    model_code: str = ""
+    """A checksum of the file with the user's own model; empty for the models of this package."""
+    method_code: str = ""
+    """The same for the user's own method."""
     fingerprint: str
     """Of the data."""
     official: bool
@@ -67,8 +74,9 @@ class Spec:
     def beginning(self) -> str:
         """A hash of all that decides how dense training begins, whatever the method will do later."""
         common = replace(
-            self, method="", sparsity=0.0, knobs={}, check="", recipe=replace(self.recipe, knobs={}, sparsities=())
-        )
+            self, method="", method_code="", sparsity=0.0, knobs={}, check="",
+            recipe=replace(self.recipe, knobs={}, sparsities=()),
+        )  # fmt: skip
         return hashlib.sha256(json.dumps(common.to_json(), sort_keys=True).encode()).hexdigest()[:20]
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +91,26 @@ class Spec:
         known = {item.name for item in fields(cls)}
         if odd := sorted(content.keys() ^ known):
             raise ValueError(f"this is no spec of this version of driveprune: {odd[0]!r} is not in both")
-        return cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+        spec = cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+        spec.check_values()
+        return spec
+
+    def check_values(self) -> None:
+        """An error that names the first value that no run can have."""
+        if self.schema != SCHEMA:
+            raise ValueError(f"this is a spec of another version: its schema is {self.schema!r}, not {SCHEMA}")
+        if type(self.seed) is not int or type(self.threads) is not int or type(self.holdout) is not int:
+            found = f"{self.seed!r}, {self.threads!r}, {self.holdout!r}"
+            raise TypeError(f"seed, threads and holdout must be whole numbers, got {found}")
+        check_sparsity(self.sparsity)
+        if self.check not in CHECKS:
+            raise ValueError(f"check must be one of {', '.join(CHECKS[1:])}, got {self.check!r}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be {', '.join(PRECISIONS)}, got {self.precision!r}")
+        if not isinstance(self.knobs, Mapping):
+            raise TypeError(f"knobs must be names and values, got {self.knobs!r}")
 
     def plan(self, steps_per_epoch: int) -> Plan:
         """What the run does."""
@@ -118,22 +145,56 @@ def make_spec(
             raise ValueError("dense runs have no knobs and no checks")
         resolved: dict[str, Any] = {}
     else:
-        methods.make_plan(method, sparsity, 10**9, 1000, given)  # unknown knobs and bad values
-        resolved = {**methods.knobs(method), **given}
-    if check not in CHECKS:
-        raise ValueError(f"check must be one of {', '.join(CHECKS[1:])}, got {check!r}")
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
-    own = replace(
-        recipe, sparsities=(), knobs={key: dict(value) for key, value in recipe.knobs.items() if key == method}
-    )
+        resolved = _resolved(method, given)
+        methods.make_plan(method, sparsity, 10**9, 1000, resolved)  # bad values
     spec = Spec(
-        recipe=own, method=method, sparsity=sparsity, seed=int(seed), knobs=json.loads(json.dumps(resolved)),
-        check=check, holdout=holdout, size=size, threads=threads, device=device, precision=precision,
-        channels_last=channels_last, fingerprint=data.fingerprint, official=data.official,
+        recipe=replace(recipe, sparsities=(), knobs={}), method=method, sparsity=sparsity, seed=int(seed),
+        knobs=resolved, check=check, holdout=holdout, size=size, threads=threads, device=str(device),
+        precision=precision, channels_last=channels_last, fingerprint=data.fingerprint, official=data.official,
+        model_code="" if recipe.model in models.names() else code_of(recipe.model),
+        method_code="" if method in {DENSE, *methods.names()} else code_of(method),
     )  # fmt: skip
+    spec.check_values()
     total_steps(spec.plan(100))  # phases that do not fit into the training
     return spec
+
+
+def _resolved(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All knobs of a method, as JSON knows them, each of the kind of its default: 1 is 1.0 where that is a number."""
+    known = methods.knobs(method)
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"{method} has no knob {unknown[0]!r}; it has {', '.join(known) if known else 'none'}")
+    values = {name: _like(name, value, known[name]) for name, value in given.items()}
+    resolved: dict[str, Any] = json.loads(json.dumps({**known, **values}))
+    return resolved
+
+
+def _like(name: str, value: Any, default: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    kinds = {
+        bool: (isinstance(value, bool), "true or false"),
+        int: (number and value == int(value), "a whole number"),
+        float: (number, "a number"),
+        str: (isinstance(value, str), "a word"),
+        tuple: (isinstance(value, list | tuple), "a list"),
+    }
+    fits, kind = kinds.get(type(default), (True, ""))
+    if not fits:
+        raise ValueError(f"{name} must be {kind}, got {value!r}")
+    return type(default)(value) if type(default) in {int, float} else value
+
+
+def code_of(name: str) -> str:
+    """A checksum of the file in which something of the user's own is, by its dotted name; empty if there is none."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.util.find_spec(".".join(parts[:count]))
+        except (ImportError, ValueError):
+            continue
+        if found is not None and found.origin and Path(found.origin).is_file():
+            return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    return ""
 
 
 def checked(plan: Plan, check: str, seed: int) -> Plan:

@@ -136,7 +136,7 @@ class SharedBeginning:
 
     def load(self, steps: int, usable: Callable[[int], bool], *, making: bool) -> State | None:
         """The longest beginning of at most `steps`; if it is shorter, who is making it goes on and holds the lock."""
-        if not making:
+        if not making or not usable(steps):
             return self._read(1, steps, usable)
         if (state := self._read(steps, steps, usable)) is not None:
             return state
@@ -205,7 +205,8 @@ def read_run(folder: Path) -> Run:
     """One run as its folder shows it."""
     try:
         spec = read_json(folder / "spec.json")
-    except ValueError as error:
+        Spec.from_json(spec)  # a run of this version
+    except (ValueError, TypeError, KeyError) as error:
         return Run(folder, "damaged", {}, error=str(error))
     status = _plain_json(folder / "status.json")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -127,6 +128,7 @@ def sweep(
             outcome.interrupted = True
             crew.stop()
         update(crew)
+    crew.close()
     outcome.done, outcome.failed = list(crew.done), dict(crew.failed)
     return outcome
 
@@ -159,6 +161,7 @@ class _Crew:
         self.failed: dict[str, str] = {}
         self.active: set[str] = set()
         self._root, self._order, self._stopping = root, order, False
+        self._log = (root / "workers.log").open("a")
         self._specs: queue.SimpleQueue[Spec] = queue.SimpleQueue()
         for spec in specs:
             self._specs.put(spec)
@@ -181,6 +184,9 @@ class _Crew:
         for thread in self._threads:
             thread.join(timeout=10)
 
+    def close(self) -> None:
+        self._log.close()
+
     def _attend(self, place: int) -> None:
         while not self._stopping:
             try:
@@ -188,7 +194,10 @@ class _Crew:
             except queue.Empty:
                 break
             self.active.add(spec.id)
-            error = self._ask(place, spec)
+            try:
+                error = self._ask(place, spec)
+            except Exception as unexpected:
+                error = f"{type(unexpected).__name__}: {unexpected}"
             self.active.discard(spec.id)
             if not self._stopping:
                 if error is None:
@@ -204,9 +213,8 @@ class _Crew:
         process = self._processes[place]
         if process is None:
             process = self._processes[place] = subprocess.Popen(
-                [sys.executable, "-m", "driveprune.runs.worker", str(self._root)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                start_new_session=True,
+                [sys.executable, "-m", "driveprune.runs.worker", str(self._root), str(os.getpid())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
             )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -296,7 +304,8 @@ class _Bars:
 def ended(folder: Path, error: str | None) -> str:
     """What became of a run, in one line."""
     if error is not None:
-        return f"failed {folder.name}: {error} (see {folder / 'log.txt'})"
+        why = next((folder / name for name in ("error.txt", "log.txt") if (folder / name).exists()), folder)
+        return f"failed {folder.name}: {error} (see {why})"
     result = result_of(folder) or {}
     seconds = sum(value for work, value in result.get("seconds", {}).items() if work != "pruning")
     cut = ", cut: no path from input to output is left" if result.get("collapsed") else ""

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from driveprune.runs.spec import Spec
 from driveprune.runs.store import open_run
 
 
-def main(root: Path) -> None:
-    """Do what is asked for until there is nothing more."""
+def main(root: Path, parent: int) -> None:
+    """Do what the sweep with this process id asks for, until there is nothing more."""
     answers = os.fdopen(os.dup(1), "w")
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     for line in sys.stdin:
         answers.write(json.dumps(_do(root, json.loads(line))) + "\n")
         answers.flush()
@@ -40,6 +41,7 @@ def _do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
             data = _data(spec.recipe.data, order["data_dir"], spec.size)
             carry_out(root, spec, data, share=order["share"], wait=True, every=order["every"])
     except Exception as error:
+        traceback.print_exc()
         return {"id": spec.id, "error": f"{type(error).__name__}: {error}"}
     return {"id": spec.id, "error": None}
 
@@ -57,4 +59,4 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
