@@ -22,7 +22,7 @@ from driveprune import recipes
 from driveprune.batches import Data, Images
 from driveprune.fit import fit
 
-STEPS, CUTS = 5, 5
+STEPS, CUTS = 4, 4
 CYCLES, CYCLE_EPOCHS = 50, 20
 SIZES = {"cifar10": (50_000, 10, 32), "cifar100": (50_000, 100, 32), "tiny-imagenet": (100_000, 200, 64),
          "imagenet32": (1_281_167, 1000, 32)}  # fmt: skip
@@ -46,13 +46,16 @@ def measured(name: str) -> dict[str, object]:
     data = random_data(recipe)
     _, classes, pixels = SIZES[recipe.data]
 
-    def train(method: str, knobs: dict[str, float]) -> dict[str, float]:
+    def train(method: str, knobs: dict[str, float], images: int | None = None) -> dict[str, float]:
         torch.manual_seed(0)
         net = dp.models.build(recipe.model, classes=classes, size=pixels)
-        short = replace(recipe, epochs=1, drops=(), cosine=False)
-        return fit(net, data, method=method, knobs=knobs, sparsity=0.9, recipe=short, progress=False).seconds
+        short = replace(recipe, epochs=1, drops=(), cosine=False, images=images)
+        trained = fit(
+            net, data, method=method, knobs=knobs, sparsity=0.9, recipe=short, channels_last=True, progress=False
+        )
+        return trained.seconds
 
-    train("snip", {})  # warm up
+    train("snip", {}, images=recipe.batch)  # warm up
     drive = train("drive", {"early_epochs": (STEPS - 1) / STEPS, "cuts": CUTS})
     imp = train("imp", {"cycles": 1, "cycle_epochs": (STEPS - 1) / STEPS})
     early = drive["early training"] + imp["early training"]

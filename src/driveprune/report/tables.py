@@ -144,7 +144,8 @@ def _cell(method: str, sparsity: float, results: Sequence[dict[str, Any]]) -> Ce
 
 def accuracy_table(group: Group, of: str = "last") -> Table:
     """The paper's table: mean accuracy in % over seeds, with the deviation where there are several."""
-    table = Table(title=f"test accuracy in %, {of} epoch")
+    title = f"test accuracy in %, {of} epoch"
+    table = Table(title=title, title_justify="left", min_width=len(title) + 1)
     table.add_column("method", no_wrap=True)
     for sparsity in group.sparsities:
         table.add_column(f"{100 * sparsity:g}%", justify="right")
@@ -186,7 +187,7 @@ def best_early(group: Group, sparsity: float, of: str = "last") -> str | None:
 
 def time_table(group: Group) -> Table:
     """Seconds of pruning and in all, means over seeds and sparsities, and how much faster than IMP."""
-    table = Table(title="seconds, mean over seeds and sparsities")
+    table = Table(title="seconds, mean over seeds and sparsities", title_justify="left")
     table.add_column("method", no_wrap=True)
     for title in ("to the sparse network", "in all", "pruning against IMP"):
         table.add_column(title, justify="right")
