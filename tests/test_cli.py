@@ -148,6 +148,9 @@ def test_recipes_are_listed_and_shown():
     assert "paper-vgg16-cifar10" in run("recipes").stdout
     assert "0.002" not in run("recipes", "paper-resnet18-cifar10").stdout
     assert json.loads(run("recipes", "paper-vgg16-cifar10", "--json").stdout)["epochs"] == 150
+    assert json.loads(run("recipes", "show", "paper-vgg16-cifar10", "--json").stdout)["epochs"] == 150
+    assert run("recipes", "list").stdout == run("recipes").stdout
+    assert run("recipes", "show", "a", "b").exit_code == 2
     assert "paper-vgg16-cifar10" in json.loads(run("recipes", "--json").stdout)
 
 

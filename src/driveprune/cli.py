@@ -463,9 +463,16 @@ def _about(method: str) -> str:
 @app.command()
 @told
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="show all settings of this one")] = None, as_json: AsJson = False
+    words: Annotated[list[str] | None, typer.Argument(metavar="[list | show NAME]")] = None, as_json: AsJson = False
 ) -> None:
-    """List the recipes, or show one."""
+    """List the recipes, or show all settings of one."""
+    match words or ["list"]:
+        case ["list"]:
+            name = None
+        case ["show", name] | [name]:
+            pass
+        case _:
+            raise ValueError(f"say `recipes list` or `recipes show NAME`, got {' '.join(words or ())!r}")
     if name is not None:
         settings = known_recipes.get(name).to_json()
         if as_json:
@@ -507,6 +514,9 @@ def show(
         return
     console = Console()
     console.print(summary(mask))
+    effective = mask.provenance.get("effective_sparsity")
+    if effective is not None:
+        console.print(f"effective sparsity {effective:.4%}", highlight=False)
     console.print(f"file {file.stat().st_size:,} bytes, all weights dense {dense:,} bytes", highlight=False)
     if path.is_dir():
         _print_run(path)

@@ -130,10 +130,11 @@ def _train(
 
 def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Trained) -> dict[str, Any]:
     """Write the network, then the result: a run with a result is done."""
-    about = {key: value for key, value in spec.to_json().items() if key != "recipe"}
-    save(folder / "net.safetensors", model, trained.mask, provenance={**about, "run": spec.id, **environment()})
     table = _summary(model, trained.mask, data, spec)
     effective = table.effective_sparsity
+    about = {key: value for key, value in spec.to_json().items() if key != "recipe"}
+    about |= {"run": spec.id, "effective_sparsity": effective, **environment()}
+    save(folder / "net.safetensors", model, trained.mask, provenance=about)
     result = {
         "id": spec.id,
         "data": data.label,
