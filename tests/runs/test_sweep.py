@@ -124,7 +124,9 @@ COMMAND = (
 
 
 def test_ctrl_c_stops_all_processes_and_the_same_command_goes_on(tmp_path):
-    words = [sys.executable, "-m", "driveprune", *COMMAND.split(), "--runs", str(tmp_path)]
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in the background
+    start = f"{listening}; from driveprune.cli import main; main()"
+    words = [sys.executable, "-c", start, *COMMAND.split(), "--runs", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list(tmp_path.glob("*/checkpoint-*")), process)
     os.kill(process.pid, signal.SIGINT)
