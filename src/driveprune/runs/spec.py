@@ -73,10 +73,7 @@ class Spec:
     @property
     def beginning(self) -> str:
         """A hash of all that decides how dense training begins, whatever the method will do later."""
-        common = replace(
-            self, method="", method_code="", sparsity=0.0, knobs={}, check="",
-            recipe=replace(self.recipe, knobs={}, sparsities=()),
-        )  # fmt: skip
+        common = replace(self, method="", method_code="", sparsity=0.0, knobs={}, check="")
         return hashlib.sha256(json.dumps(common.to_json(), sort_keys=True).encode()).hexdigest()[:20]
 
     def to_json(self) -> dict[str, Any]:
@@ -146,7 +143,6 @@ def make_spec(
         resolved: dict[str, Any] = {}
     else:
         resolved = _resolved(method, given)
-        methods.make_plan(method, sparsity, 10**9, 1000, resolved)  # bad values
     spec = Spec(
         recipe=replace(recipe, sparsities=(), knobs={}), method=method, sparsity=sparsity, seed=int(seed),
         knobs=resolved, check=check, holdout=holdout, size=size, threads=threads, device=str(device),
@@ -155,7 +151,7 @@ def make_spec(
         method_code="" if method in {DENSE, *methods.names()} else code_of(method),
     )  # fmt: skip
     spec.check_values()
-    total_steps(spec.plan(100))  # phases that do not fit into the training
+    total_steps(spec.plan(100))  # bad values of knobs, phases that do not fit into the training
     return spec
 
 
