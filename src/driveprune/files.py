@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,41 +57,72 @@ def _sync_folder(folder: Path) -> None:
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file atomically, with a checksum over tensors and metadata."""
     plain = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    checked = {**metadata, _CHECKSUM: _digest(plain, metadata)}
+    checked = {**metadata, _CHECKSUM: _digest(plain, plain.__getitem__, metadata)}
     write_atomically(path, to_bytes(plain, metadata=checked))
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file of `write_tensors`: tensors and metadata, or one clear error if a single bit is off."""
+@dataclass(frozen=True)
+class TensorFile:
+    """A safetensors file whose checksum is right, to be read tensor by tensor."""
+
+    names: tuple[str, ...]
+    metadata: dict[str, str]
+    _file: Any
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor; a KeyError if there is none of that name."""
+        if name not in self.names:
+            raise KeyError(name)
+        found: Tensor = self._file.get_tensor(name)
+        return found
+
+
+@contextmanager
+def open_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
+    """Open a file of `write_tensors`, or raise one clear error if a single bit is off.
+
+    In memory is never more than one tensor at a time.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {os.fspath(path)}")
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
-        raise ValueError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
-    expected = metadata.pop(_CHECKSUM, None)
-    if expected is None:
-        raise ValueError(f"{os.fspath(path)} was not written by driveprune: it has no checksum")
-    if expected != _digest(tensors, metadata):
-        raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
-    return tensors, metadata
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(safe_open(os.fspath(path), framework="pt"))
+            found = TensorFile(tuple(file.keys()), dict(file.metadata() or {}), file)
+            expected = found.metadata.pop(_CHECKSUM, None)
+            digest = None if expected is None else _digest(found.names, found.tensor, found.metadata)
+        except (SafetensorError, ValueError, OSError) as error:
+            raise ValueError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
+        if expected is None:
+            raise ValueError(f"{os.fspath(path)} was not written by driveprune: it has no checksum")
+        if expected != digest:
+            raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
+        yield found
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors and metadata of a file of `write_tensors`, or one clear error if a single bit is off."""
+    with open_tensors(path) as file:
+        return {name: file.tensor(name) for name in file.names}, file.metadata
+
+
+def _digest(names: Iterable[str], tensor: Callable[[str], Tensor], metadata: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    for name in sorted(names):
+        value = tensor(name)
+        digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
     return digest.hexdigest()
 
 
 def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Write a JSON file atomically, with a checksum over its content."""
-    checked = {**content, _CHECKSUM: _json_digest(content)}
-    write_atomically(path, (json.dumps(checked, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (checked_json(content, indent=1) + "\n").encode())
+
+
+def checked_json(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """The text of a file that `read_json` reads, with a checksum over its content."""
+    return json.dumps({**content, _CHECKSUM: _json_digest(content)}, indent=indent, ensure_ascii=False)
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -123,10 +123,10 @@ def flow(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> Flow:
             module._forward_hooks.clear()
             module._forward_pre_hooks.clear()
         weights = parameters(twin)
-        _fill(weights, mask)
+        fill(weights, mask)
         names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
         mode = Twin(names, {name: weight.numel() for name, weight in weights.items()})
-        args, kwargs = tree_map(_signal, (inputs.args, inputs.kwargs))
+        args, kwargs = tree_map(signal_of, (inputs.args, inputs.kwargs))
         with evaluating(twin), eager(twin), mode, torch.autocast("cpu", enabled=False):
             output = twin(*args, **kwargs)
         signal = total(output)
@@ -157,7 +157,7 @@ def _on_a_path(signal: Tensor, weights: Mapping[str, Tensor], mask: Mapping[str,
 
 
 @torch.no_grad()
-def _fill(weights: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor]) -> None:
+def fill(weights: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor]) -> None:
     """Positive numbers where kept, each row of about the same sum; no biases."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in weights.items():
@@ -171,7 +171,7 @@ def _fill(weights: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor]) -> No
             weight.fill_(0.0 if "bias" in name.rpartition(".")[2] else 1.0)
 
 
-def _signal(leaf: Any) -> Any:
+def signal_of(leaf: Any) -> Any:
     """An input of the twin: positive numbers of float64 for floats; integers as they are, both marked as signals."""
     if not isinstance(leaf, Tensor):
         return leaf
