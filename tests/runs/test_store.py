@@ -5,7 +5,17 @@ import torch
 
 from driveprune.files import read_json, write_json, write_tensors
 from driveprune.runs import store
-from driveprune.runs.store import DamagedWarning, FolderCheckpoints, SharedBeginning, open_run, read_run, read_runs
+from driveprune.runs.store import (
+    DamagedWarning,
+    FolderCheckpoints,
+    SharedBeginning,
+    open_run,
+    read_run,
+    read_runs,
+    read_wanted,
+    write_wanted,
+)
+from tests.report.stores import result
 from tests.runs.kills import small_spec
 
 
@@ -26,7 +36,7 @@ def test_a_folder_belongs_to_one_spec(tmp_path):
 
 def test_how_runs_stand(tmp_path):
     folders = {name: open_run(tmp_path, small_spec(seed=seed)) for seed, name in enumerate("abcde")}
-    write_json(folders["a"] / "result.json", {"last": 0.5})
+    write_json(folders["a"] / "result.json", result(0.5))
     (folders["b"] / "error.txt").write_text("Traceback\nValueError: no\n")
     (folders["d"] / "result.json").write_text('{"last": 0.9}')
     lock = store.lock_of(folders["e"])
@@ -38,6 +48,39 @@ def test_how_runs_stand(tmp_path):
     assert read_run(folders["e"]).standing == "unfinished"
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         read_runs([tmp_path / "nothing"])
+
+
+def test_a_result_that_makes_no_sense_is_a_damaged_one(tmp_path):
+    folder = open_run(tmp_path, small_spec())
+    whole = result(0.5)
+    odd = [
+        {key: value for key, value in whole.items() if key != "last"}, {**whole, "last": "<b>"}, {**whole, "rows": 5},
+        {**whole, "rows": ["x"]}, {**whole, "seconds": [1]},
+        {**whole, "layers": [{"name": 1, "weights": 1, "kept": 1}]},
+        {**whole, "environment": {}}, {**whole, "collapsed": "no"}, {**whole, "data": None}, {},
+    ]  # fmt: skip
+    for content in odd:
+        write_json(folder / "result.json", content)
+        assert read_run(folder).standing == "damaged", content
+    write_json(folder / "result.json", whole)
+    assert read_run(folder).standing == "done"
+
+
+def test_runs_that_a_sweep_wants_and_nobody_began_are_missing(tmp_path):
+    begun, wanted = small_spec(), small_spec(seed=1)
+    open_run(tmp_path, begun)
+    write_wanted(tmp_path, [begun, wanted], {begun.id: 30, wanted.id: 40})
+    assert read_wanted(tmp_path)[wanted.id] == (wanted.to_json(), 40)
+    assert {run.path.name: run.standing for run in read_runs([tmp_path])} == {
+        begun.id: "unfinished",
+        wanted.id: "missing",
+    }
+    open_run(tmp_path, wanted)
+    assert [run.standing for run in read_runs([tmp_path])] == ["unfinished"] * 2
+    (path,) = (tmp_path / "sweeps").iterdir()
+    path.write_text("{}")
+    with pytest.warns(DamagedWarning, match="is not read"):
+        assert len(read_runs([tmp_path])) == 2
 
 
 def test_a_damaged_result_is_told_of_and_done_again(tmp_path):

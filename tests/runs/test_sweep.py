@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from driveprune import datasets
-from driveprune.runs.store import read_run, read_runs
+from driveprune.runs.store import read_run, read_runs, read_wanted
 from driveprune.runs.sweep import Outcome, grid, sweep
 from tests.runs.kills import KNOBS, SMALL, assert_same, small_spec
 
@@ -70,6 +70,16 @@ def test_all_runs_are_done_and_a_second_sweep_does_nothing(swept):
     again = sweep(root, wanted, DIGITS, jobs=1, **QUIET)
     assert again == Outcome(skipped=[one.id for one in wanted])
     assert times == {run.path: (run.path / "result.json").stat().st_mtime_ns for run in read_runs([root])}
+
+
+def test_what_a_sweep_wants_is_written_down_before_it_is_done(tmp_path):
+    wanted = specs("snip", seeds=[0, 1])
+    with pytest.raises(ValueError, match="jobs must be"):
+        sweep(tmp_path, wanted, DIGITS, jobs=0, **QUIET)
+    assert not list(tmp_path.iterdir())
+    sweep(tmp_path, wanted, DIGITS, **QUIET)
+    assert read_wanted(tmp_path).keys() == {one.id for one in wanted}
+    assert {one.standing for one in read_runs([tmp_path])} == {"done"}
 
 
 def test_neither_jobs_nor_sharing_changes_what_comes_out(swept, tmp_path):

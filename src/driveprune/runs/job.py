@@ -198,13 +198,16 @@ class _Status:
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder, self._watch, self._written = folder, watch, 0.0
+        self._began: dict[str, float] = {}
 
     def __call__(self, moment: Moment) -> None:
         now = time.time()
+        if moment.steps and not self._began:
+            self._began = {"began": now, "began_step": moment.step}
         if now - self._written > 1:
             values = [row["test"] for row in moment.rows if "test" in row]
             known = {"step": moment.step, "steps": moment.steps, "work": moment.work, "values": values}
-            write_status(self._folder, {**known, "time": now})
+            write_status(self._folder, {**known, "time": now, **self._began})
             self._written = now
         self._watch(moment)
 

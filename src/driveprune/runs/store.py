@@ -7,17 +7,19 @@
     RUNS/ID/net.safetensors             the trained sparse network
     RUNS/ID/result.json                 what came of it; written last
     RUNS/beginnings/KEY/steps-N.safetensors   dense beginnings that runs have in common
+    RUNS/sweeps/HASH.json               which runs a sweep wants, so that missing ones are known
 
 Reading a store never imports or runs anything that is named in it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +30,8 @@ from driveprune.files import read_json, read_state, read_tensors, write_json, wr
 from driveprune.runs.spec import Spec
 from driveprune.train import State
 
-Standing = Literal["done", "running", "unfinished", "failed", "damaged"]
+Standing = Literal["done", "running", "unfinished", "failed", "damaged", "missing"]
+"""How far a run is. Unfinished: begun, and nobody is working on it. Missing: wanted by a sweep, not begun."""
 _NUMBERED = re.compile(r"-(\d+)\.safetensors$")
 
 
@@ -190,14 +193,48 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
     os.replace(temporary, folder / "status.json")
 
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in some folders: a store, or single runs."""
+def write_wanted(root: Path, specs: Iterable[Spec], lengths: Mapping[str, int]) -> None:
+    """Say which runs a sweep wants, and how many steps each has."""
+    wanted = {spec.id: {"spec": spec.to_json(), "steps": lengths[spec.id]} for spec in specs}
+    name = hashlib.sha256(json.dumps(sorted(wanted)).encode()).hexdigest()[:12]
+    (root / "sweeps").mkdir(exist_ok=True)
+    write_json(root / "sweeps" / f"{name}.json", wanted)
+
+
+def read_wanted(root: Path) -> dict[str, tuple[dict[str, Any], int]]:
+    """The runs that the sweeps of a store want: id -> spec and steps."""
+    found = {}
+    for path in sorted(root.glob("sweeps/*.json")):
+        try:
+            for name, each in read_json(path).items():
+                spec = Spec.from_json(each["spec"])
+                if spec.id == name:
+                    found[name] = (spec.to_json(), int(each["steps"]))
+        except (ValueError, TypeError, KeyError) as error:
+            warnings.warn(f"{path} is not read: {error}", DamagedWarning, stacklevel=2)
+    return found
+
+
+def read_runs(paths: Iterable[Path], known: Mapping[Path, Run] | None = None) -> list[Run]:
+    """The runs in some folders: single runs, or a store with those that its sweeps still want.
+
+    Runs that are `known` by their folders are not read again.
+    """
     runs = []
     for path in paths:
         if not path.is_dir():
             raise FileNotFoundError(f"there is no folder {path}")
-        folders = [path] if (path / "spec.json").exists() else sorted(path.glob("*/"))
-        runs += [read_run(folder) for folder in folders if (folder / "spec.json").exists()]
+        if (path / "spec.json").exists():
+            runs.append(read_run(path))
+            continue
+        folders = (folder for folder in sorted(path.glob("*/")) if (folder / "spec.json").exists())
+        runs += [(known or {}).get(folder) or read_run(folder) for folder in folders]
+        wanted = {name: spec for name, (spec, _) in read_wanted(path).items()}
+        runs += [
+            Run(path / name, "missing", spec)
+            for name, spec in wanted.items()
+            if not (path / name / "spec.json").exists()
+        ]
     return runs
 
 
@@ -211,12 +248,32 @@ def read_run(folder: Path) -> Run:
     status = _plain_json(folder / "status.json")
     try:
         if (folder / "result.json").exists():
-            return Run(folder, "done", spec, read_json(folder / "result.json"), status)
-    except ValueError as error:
-        return Run(folder, "damaged", spec, status=status, error=str(error))
+            result = read_json(folder / "result.json")
+            _check_result(result)
+            return Run(folder, "done", spec, result, status)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"result.json has no {error}" if isinstance(error, KeyError) else str(error)
+        return Run(folder, "damaged", spec, status=status, error=why)
     if (folder / "error.txt").exists():
         return Run(folder, "failed", spec, status=status, error=(folder / "error.txt").read_text().strip())
     return Run(folder, "running" if _is_locked(folder) else "unfinished", spec, status=status)
+
+
+def _check_result(result: Mapping[str, Any]) -> None:
+    """An error that names what a result lacks."""
+    numbers = [result[name] for name in ("last", "best", "effective_sparsity", "net_bytes", "macs", "dense_macs")]
+    numbers += [result["sparsity"], *result["seconds"].values(), result.get("speedup")]
+    numbers += [row.get(name, 0) for row in result["rows"] for name in ("cycle", "epoch", "test", "sparsity")]
+    numbers += [layer[name] for layer in result["layers"] for name in ("weights", "kept")]
+    if odd := [value for value in numbers if value is not None and not isinstance(value, int | float)]:
+        raise TypeError(f"a result has {odd[0]!r} for a number")
+    texts = [result["data"], *(layer["name"] for layer in result["layers"])]
+    if odd := [value for value in texts if not isinstance(value, str)]:
+        raise TypeError(f"a result has {odd[0]!r} for a name")
+    if not all(isinstance(result["environment"][name], dict) for name in ("versions", "machine")):
+        raise TypeError("a result has no environment")
+    if not isinstance(result["collapsed"], bool):
+        raise TypeError(f"a result has {result['collapsed']!r} for true or false")
 
 
 def _is_locked(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from driveprune.plan import Train, total_steps
 from driveprune.recipes import Recipe
 from driveprune.runs.job import steps_per_epoch
 from driveprune.runs.spec import DENSE, Spec, make_spec
-from driveprune.runs.store import read_status, result_of
+from driveprune.runs.store import read_status, result_of, write_wanted
 from driveprune.train import Precision
 
 
@@ -117,7 +117,9 @@ def sweep(
     left = [spec for spec in specs if spec.id not in outcome.skipped]
     order = {"data_dir": data_dir, "share": share, "every": every}
     crew = _Crew(root, _spread(left), order, min(jobs, max(1, len(left))))
-    lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in left}
+    lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in specs}
+    write_wanted(root, specs, lengths)
+    lengths = {spec.id: lengths[spec.id] for spec in left}
     with _display(root, lengths, len(outcome.skipped), console or Console(stderr=True)) as update:
         try:
             crew.start()
