@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@$(BIN)/driveprune sweep --threads 1 --jobs 2 --runs runs/demo
-	@$(BIN)/driveprune report runs/demo -o runs/demo/report.txt
+	@$(BIN)/driveprune report runs/demo -o runs/demo/report.html --figures runs/demo/figures
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2
@@ -40,6 +40,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/pruning_time.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,6 +85,25 @@ def test_report_of_runs(runs, tmp_path):
     assert "drive" in (tmp_path / "report.txt").read_text()
 
 
+def test_report_as_a_page_and_as_figures(runs, tmp_path):
+    done = run("report", str(runs), "-o", str(tmp_path / "report.html"), "--figures", str(tmp_path / "figures"))
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "report.html").read_text().lower().startswith("<!doctype html>")
+    assert {path.suffix for path in (tmp_path / "figures").rglob("*") if path.is_file()} == {
+        ".svg",
+        ".png",
+        ".csv",
+        ".tex",
+    }
+
+
+def test_watch_shows_what_is_there(runs, tmp_path):
+    done = run("watch", str(runs))
+    assert done.exit_code == 0, done.output
+    assert " done" in done.stdout
+    assert run("watch", str(tmp_path)).exit_code == 2
+
+
 def test_show_a_run_and_a_file(runs, tmp_path):
     done = run("show", str(folder(runs, "drive")))
     assert done.exit_code == 0
@@ -201,7 +220,19 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path):
 def test_help_reads_well():
     result = run("--help")
     assert "small from the start" in result.stdout
-    for name in ("run", "sweep", "prune", "preview", "data", "methods", "recipes", "show", "compare", "report"):
+    for name in (
+        "run",
+        "sweep",
+        "prune",
+        "preview",
+        "data",
+        "methods",
+        "recipes",
+        "show",
+        "compare",
+        "report",
+        "watch",
+    ):
         assert name in result.stdout
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
+import io
 import json
 import os
 import sys
@@ -26,15 +28,20 @@ from driveprune import methods as known
 from driveprune import recipes as known_recipes
 from driveprune.batches import Batches, Data
 from driveprune.cut import prune as cut_now
-from driveprune.files import read_json
+from driveprune.files import read_json, write_atomically
 from driveprune.netfile import read, save
 from driveprune.preview import preview as preview_all
 from driveprune.progress import shown
 from driveprune.recipes import Recipe
+from driveprune.report import figures as draw
 from driveprune.report import tables
+from driveprune.report.claims import claims as test_claims
+from driveprune.report.groups import groups
+from driveprune.report.live import watch as watch_runs
+from driveprune.report.page import page
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec, make_spec
-from driveprune.runs.store import read_run, read_runs
+from driveprune.runs.store import Run, read_run, read_runs
 from driveprune.runs.sweep import grid
 from driveprune.runs.sweep import sweep as run_all
 from driveprune.summary import compared, summary
@@ -313,7 +320,7 @@ def sweep(
     )
     found = [read_run(runs / spec.id) for spec in specs if (runs / spec.id / "spec.json").exists()]
     if as_json:
-        _print_json({**vars(outcome), "runs": [_plain(each) for each in found]})
+        _print_json({**vars(outcome), "runs": [tables.plain(each) for each in found]})
     else:
         _print_report(found)
     for name, error in outcome.failed.items():
@@ -345,37 +352,66 @@ def _grid_knobs(given: Iterable[str] | None) -> dict[str, dict[str, list[Any]]]:
 @told
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="write to this file instead")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a page (.html) or a text (any other name) to write")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="a folder for the figures (SVG, PNG) and the tables (CSV, LaTeX)")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tables of finished runs: accuracy by method and sparsity, times, and what did not finish."""
-    found = read_runs(runs)
-    if not found:
-        raise ValueError(f"there are no runs in {', '.join(map(str, runs))}")
+    """What runs gave: tables here, or a page with figures, and what did not finish. Nothing in them is run."""
+    found = _runs(runs)
     if as_json:
-        _print_json([_plain(each) for each in found])
-    elif output is not None:
-        with output.open("w") as file:
-            _print_report(found, Console(file=file, width=120))
-        Console().print(f"report: {escape(str(output))}", highlight=False, soft_wrap=True)
-    else:
+        _print_json([tables.plain(each) for each in found])
+    elif output is None and figures is None:
         _print_report(found)
+    if output is not None:
+        _write_report(output, found)
+        Console().print(f"report: {escape(str(output))}", highlight=False, soft_wrap=True)
+    if figures is not None:
+        made = groups(found)
+        written = draw.write_all(figures, made, test_claims(made))
+        Console().print(f"{len(written)} files in {escape(str(figures))}", highlight=False, soft_wrap=True)
 
 
-def _plain(found: Any) -> dict[str, Any]:
-    return {**vars(found), "path": str(found.path)}
+def _runs(paths: list[Path]) -> list[Run]:
+    found = read_runs(paths)
+    if not found:
+        raise ValueError(f"there are no runs in {', '.join(map(str, paths))}")
+    return found
 
 
-def _print_report(runs: Iterable[Any], console: Console | None = None) -> None:
+def _write_report(path: Path, found: Iterable[Run]) -> None:
+    if path.suffix.lower() in {".html", ".htm"}:
+        write_atomically(path, page(groups(found)).encode())
+        return
+    text = io.StringIO()
+    _print_report(found, Console(file=text, width=120))
+    write_atomically(path, text.getvalue().encode())
+
+
+def _print_report(runs: Iterable[Run], console: Console | None = None) -> None:
     console = console or Console()
-    for group in tables.groups(runs):
+    for group in groups(runs):
         console.print(f"\n[bold]{escape(group.title)}[/]", highlight=False, soft_wrap=True)
-        if group.cells:
-            console.print(tables.accuracy_table(group, "last"))
-            console.print(tables.accuracy_table(group, "best"))
-            console.print(tables.time_table(group))
-        for line in tables.notes(group):
+        if group.methods:
+            for table in (tables.accuracy(group, "last"), tables.accuracy(group, "best"), tables.times(group)):
+                console.print(tables.to_rich(table))
+        for line in (*tables.notes(group), *tables.unfinished(group)):
             console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@told
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    every: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
+) -> None:
+    """Watch a running sweep: the table filling up, learning curves, the time left. Ctrl-C ends the watching only."""
+    _runs(runs)
+    with contextlib.suppress(KeyboardInterrupt):
+        watch_runs(runs, Console(), every=every)
 
 
 # Only the mask.
@@ -501,7 +537,7 @@ def show(
     if path.is_dir() and not (path / "net.safetensors").exists():
         if not (path / "spec.json").exists():
             raise ValueError(f"{path} is no folder of a run")
-        _print_json(_plain(read_run(path))) if as_json else _print_run(path)
+        _print_json(tables.plain(read_run(path))) if as_json else _print_run(path)
         return
     file = path / "net.safetensors" if path.is_dir() else path
     weights, mask = read(file)

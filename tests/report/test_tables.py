@@ -1,30 +1,15 @@
+import csv
 import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from driveprune import datasets
 from driveprune.report import tables
-from driveprune.runs.spec import Spec, make_spec
+from driveprune.report.claims import claims
+from driveprune.report.groups import groups
 from driveprune.runs.store import Run
-from tests.runs.kills import SMALL
-
-DIGITS = datasets.load("digits")
-
-
-def spec_of(method: str, sparsity: float = 0.9, **options) -> Spec:
-    return make_spec(SMALL, DIGITS, method=method, sparsity=sparsity, **options)
-
-
-def run(method, sparsity, last, *, seed=0, best=None, pruning=1.0, training=2.0, collapsed=False, **options):
-    spec = spec_of(method, sparsity, seed=seed, **options)
-    result = {
-        "last": last, "best": best or last, "collapsed": collapsed,
-        "seconds": {"early training": pruning, "training": training, "pruning": pruning},
-    }  # fmt: skip
-    return Run(Path(spec.id), "done", spec.to_json(), result)
-
+from tests.report.stores import PAPER, run, unfinished
 
 RUNS = [
     run("dense", 0.0, 0.95, pruning=0.0),
@@ -46,103 +31,119 @@ def printed(*things) -> str:
     return console.file.getvalue()
 
 
-def rows(table) -> dict[str, list[str]]:
-    columns = [list(column.cells) for column in table.columns]
-    return {cells[0]: list(cells[1:]) for cells in zip(*columns, strict=True)}
+def texts(table) -> dict[str, list[str]]:
+    return {row[0].text: [entry.text for entry in row[1:]] for row in table.rows}
 
 
-def test_one_group_with_means_and_deviations_over_seeds():
-    (group,) = tables.groups(RUNS)
-    assert group.methods == ["dense", "imp", "snip", "drive", "drive +shuffle"]
-    assert group.sparsities == [0.9, 0.98]
-    found = rows(tables.accuracy_table(group))
+def lines(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_means_and_deviations_over_seeds_by_method_and_sparsity():
+    (group,) = groups(RUNS)
+    table = tables.accuracy(group)
+    assert table.header == ("method", "90%", "98%")
+    found = texts(table)
     assert found["dense"] == ["95.00", "95.00"]
-    assert found["snip"] == ["91.00 ± 1.41", "[underline]10.00[/]*"]
-    assert found["drive"] == ["[bold]91.50[/]", "[bold]80.00[/]"]
+    assert found["snip"] == ["91.00 ± 1.41", "10.00"]
     assert found["drive +shuffle"] == ["-", "70.00"]
-    assert rows(tables.accuracy_table(group, "best"))["snip"][0] == "[bold]92.50 ± 0.71[/]"
+    assert texts(tables.accuracy(group, "best"))["snip"][0] == "92.50 ± 0.71"
+
+
+def test_the_best_early_method_is_strong_and_a_collapsed_one_marked():
+    (group,) = groups(RUNS)
+    rows = {row[0].text: row[1:] for row in tables.accuracy(group).rows}
+    assert [entry.strong for entry in rows["drive"]] == [True, True]
+    assert [entry.strong for entry in rows["imp"]] == [False, False]
+    assert [entry.collapsed for entry in rows["snip"]] == [False, True]
+    assert "10.00*" in printed(tables.to_rich(tables.accuracy(group)))
+    latex = tables.to_latex(tables.accuracy(group), group.title)
+    assert r"\textbf{91.50}" in latex
+    assert r"\underline{10.00}" in latex
+    assert r"91.00 $\pm$ 1.41" in latex
+    assert any("underlined" in line for line in tables.notes(group))
 
 
 def test_times_and_the_speed_up_over_imp():
-    (group,) = tables.groups(RUNS)
-    found = rows(tables.time_table(group))
-    assert found["imp"] == ["100.00", "102.0", ""]
-    assert found["drive"] == ["10.00", "12.0", "10.0× faster"]
-    assert found["dense"] == ["", "2.0", ""]
+    (group,) = groups(RUNS)
+    found = texts(tables.times(group))
+    assert found["imp"] == ["100.00", "102.0", "", ""]
+    assert found["drive"] == ["10.00", "12.0", "10.0× faster", "8.5× faster"]
+    assert found["dense"] == ["", "2.0", "", ""]
     assert "drive obtains its sparse networks 10.0× faster than imp" in tables.notes(group)
 
 
-def test_runs_that_may_not_be_compared_are_apart():
-    other = run("drive", 0.9, 0.5)
-    other.spec["recipe"]["epochs"] = 99
-    titles = [group.title for group in tables.groups([*RUNS, other])]
-    assert len(titles) == 2
-    assert any("99 epochs" in title for title in titles)
+def test_the_papers_number_stands_beside_ours_with_the_difference():
+    (group,) = groups([run("drive", 0.98, 0.92, recipe=PAPER), run("imp", 0.98, 0.5, recipe=PAPER)])
+    entry = {row[0].text: row[1] for row in tables.accuracy(group).rows}["drive"]
+    assert entry.paper == 91.36
+    assert entry.difference == pytest.approx(0.64)
+    assert "92.00 (paper 91.36, +0.64)" in printed(tables.to_rich(tables.accuracy(group)))
+    seconds = {row[0].text: row[1:] for row in tables.times(group).rows}["drive"]
+    assert seconds[0].paper == 260
+    assert seconds[0].difference == -259
+    assert seconds[2].paper == pytest.approx(12000 / 260)
+    (alone,) = groups([run("drive", 0.98, 0.92, recipe=PAPER)])
+    assert [entry.paper for entry in tables.times(alone).rows[0]] == [None, 260, None, None, None]
+    assert lines(tables.cells_csv(group))[2][-1] == "91.36"
 
 
-def test_strange_data_are_labelled():
-    strange = run("drive", 0.9, 0.5)
-    strange.spec["official"] = False
-    assert "(not the official data)" in tables.groups([strange])[0].title
-
-
-def test_what_is_not_done_is_shown():
-    spec = spec_of("force")
-    failed = Run(Path(spec.id), "failed", spec.to_json(), error="Traceback\nValueError: no luck")
-    damaged = Run(Path("x"), "damaged", {}, error="damaged")
-    groups = tables.groups([*RUNS, failed, damaged])
-    lines = [line for group in groups for line in tables.notes(group)]
-    assert f"failed: {spec.id}: ValueError: no luck" in lines
-    assert "damaged: x: damaged" in lines
-    assert rows(tables.accuracy_table(next(g for g in groups if g.cells)))["force"] == ["-", "-"]
-
-
-def test_methods_are_named_with_the_knobs_in_which_their_runs_differ():
-    specs = [spec_of("drive"), spec_of("drive", knobs={"combine": "squares"}, check="reinit"), spec_of("snip")]
-    assert tables.labels([one.to_json() for one in specs]) == [
-        "drive combine=mean", "drive combine=squares +reinit", "snip",
-    ]  # fmt: skip
-    own = [{**spec_of("snip").to_json(), "method": "my.method", "method_code": code} for code in ("a" * 64, "b" * 64)]
-    assert tables.labels(own) == ["my.method code=aaaaaaaa", "my.method code=bbbbbbbb"]
+def test_what_is_not_done_stands_in_its_cell_and_is_listed():
+    failed = unfinished("force", 0.9, "failed", error="Traceback\nValueError: no luck")
+    missing = unfinished("drive", 0.9, "missing", seed=5)
+    found = groups([*RUNS, failed, missing, Run(Path("x"), "damaged", {}, error="damaged")])
+    said = [line for group in found for line in tables.unfinished(group)]
+    assert f"failed: {failed.path.name}: ValueError: no luck" in said
+    assert f"missing: {missing.path.name}" in said
+    assert "damaged: x: damaged" in said
+    table = texts(tables.accuracy(next(group for group in found if group.cells)))
+    assert table["force"] == ["failed", "-"]
+    assert table["drive"][0] == "91.50 (1 of 2)"
 
 
 def test_different_knobs_are_no_seeds_of_each_other():
-    (group,) = tables.groups([run("drive", 0.9, 0.5), run("drive", 0.9, 0.7, knobs={"cuts": 3})])
-    assert rows(tables.accuracy_table(group)) == {"drive cuts=100": ["50.00"], "drive cuts=3": ["70.00"]}
-
-
-def test_a_run_named_twice_counts_once():
-    (group,) = tables.groups([*RUNS, *RUNS])
-    assert rows(tables.accuracy_table(group))["drive"] == ["[bold]91.50[/]", "[bold]80.00[/]"]
-    assert tables.notes(group)[0] == "1 to 2 seeds a cell"
+    (group,) = groups([run("drive", 0.9, 0.5), run("drive", 0.9, 0.7, knobs={"cuts": 3})])
+    assert texts(tables.accuracy(group)) == {"drive cuts=100": ["50.00"], "drive cuts=3": ["70.00"]}
 
 
 def test_dense_alone_has_a_column():
-    (group,) = tables.groups([run("dense", 0.0, 0.95)])
-    assert rows(tables.accuracy_table(group)) == {"dense": ["95.00"]}
+    (group,) = groups([run("dense", 0.0, 0.95)])
+    assert texts(tables.accuracy(group)) == {"dense": ["95.00"]}
 
 
 def test_odd_names_do_no_harm():
     odd = run("snip", 0.9, 0.5)
     odd.spec["method"] = "[/b]"
-    (group,) = tables.groups([odd])
-    assert "[/b]" in printed(tables.accuracy_table(group), tables.time_table(group))
+    (group,) = groups([odd])
+    assert "[/b]" in printed(tables.to_rich(tables.accuracy(group)), tables.to_rich(tables.times(group)))
+    assert tables.latex_escape(r"\input{x}_%") == r"\textbackslash{}input\{x\}\_\%"
 
 
-def test_groups_with_the_same_title_say_in_what_they_differ():
-    other = run("drive", 0.9, 0.5)
-    other.spec["recipe"]["weight_decay"] = 0.1
-    titles = [group.title for group in tables.groups([*RUNS, other])]
-    assert [title.partition("; ")[2] for title in titles] == ["weight_decay 0.0005", "weight_decay 0.1"]
-
-
-def test_notes_say_how_many_seeds():
-    (group,) = tables.groups(RUNS)
+def test_notes_say_how_many_seeds_and_how_long_imp_trained():
+    (group,) = groups(RUNS)
     assert tables.notes(group)[0] == "1 to 2 seeds a cell"
-    assert any("underlined" in line for line in tables.notes(group))
-    assert "91.50" in printed(tables.accuracy_table(group))
+    assert any(line.startswith("imp trains ") and "1000 in the paper" in line for line in tables.notes(group))
 
 
-@pytest.mark.parametrize(("values", "text"), [([0.5], "50.00"), ([0.9, 0.92], "91.00 ± 1.41")])
-def test_spread(values, text):
-    assert tables.spread(values) == text
+def test_csv_has_all_runs_and_all_cells():
+    failed = unfinished("force", 0.9, "failed", error="a, b\nc")
+    found = groups([*RUNS, failed])
+    rows = lines(tables.runs_csv(found))
+    assert len(rows) == 1 + len(RUNS) + 1
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert [row[2] for row in rows].count("failed") == 1
+    cells = lines(tables.cells_csv(found[0]))
+    snip = next(dict(zip(cells[0], row, strict=True)) for row in cells if row[:2] == ["snip", "0.9"])
+    assert float(snip["last_mean"]) == pytest.approx(0.91)
+    assert snip["seeds"] == "2"
+    assert lines(tables.table_csv(tables.accuracy(found[0])))[0] == ["method", "90%", "98%"]
+
+
+def test_claims_are_a_table_too():
+    table = tables.claims(claims(groups(RUNS)))
+    assert {row[1].text for row in table.rows} == {"held", "did not hold", "not tested"}
+
+
+@pytest.mark.parametrize(("mean", "deviation", "text"), [(0.5, None, "50.00"), (0.91, 0.0141, "91.00 ± 1.41")])
+def test_spread(mean, deviation, text):
+    assert tables.spread(mean, deviation) == text

@@ -1,1 +1,1 @@
-"""Reports: what runs gave, as tables. Reads stores; never trains, never imports what is named in them."""
+"""Reports: what runs gave, as tables, figures and a page. Stores are only read; nothing named in them is imported."""

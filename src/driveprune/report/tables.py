@@ -1,229 +1,287 @@
-"""Tables of runs: accuracy by method and sparsity, times, and what did not finish."""
+"""The paper's tables from a group of runs; each for the terminal, as CSV and as LaTeX."""
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections import defaultdict
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from rich import table as rich_table
 from rich.markup import escape
-from rich.table import Table
 
+from driveprune.report import paper
+from driveprune.report.claims import Claim, signed
+from driveprune.report.groups import Cell, Group, quantity
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
-EARLY = ("snip", "synflow", "drive", "grasp", "force", "erk", "random")
-"""Methods that do not train to the end before they cut: the best of them is in bold."""
-
-_ORDER = (DENSE, "imp", "gmp", "magnitude", "random", "erk", "snip", "grasp", "force", "synflow", "drive")
+PAPER_IMP_EPOCHS = 1000
+"""50 cycles of 20 epochs."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What the runs of one kind gave, over their seeds."""
+class Entry:
+    """What stands in a cell of a table."""
 
-    method: str
-    sparsity: float
-    last: tuple[float, ...]
-    best: tuple[float, ...]
-    pruning_seconds: tuple[float, ...]
-    total_seconds: tuple[float, ...]
-    collapsed: int
-    """How many of the networks no path leads through."""
+    text: str
+    strong: bool = False
+    """The best of the methods that prune early."""
+    collapsed: bool = False
+    """No path leads through one of its networks."""
+    paper: float | None = None
+    """What the paper has in this place."""
+    difference: float | None = None
+    """Ours less the paper's."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that may be compared: the same data, model and training."""
+class Table:
+    """A table, before it is known what will show it."""
 
+    name: str
     title: str
-    methods: list[str]
-    """As the paper orders them; variants stand beside each other."""
-    cells: dict[tuple[str, float], Cell]
-    unfinished: tuple[Run, ...]
-
-    @property
-    def sparsities(self) -> list[float]:
-        """All sparsities; that of the dense network only if there are no others."""
-        return sorted({sparsity for method, sparsity in self.cells if method != DENSE}) or [0.0]
+    header: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    """The first entry of a row is the method."""
 
 
-def _place(method: str) -> tuple[int, str]:
-    name = method.split(" ", maxsplit=1)[0]
-    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), method)
-
-
-def labels(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The methods of runs by name, with the knobs in which the runs of that method differ, and the sanity check."""
-    variants: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for spec in specs:
-        variants[spec["method"]].append(_settings(spec))
-    return [_label(spec, variants[spec["method"]]) for spec in specs]
-
-
-def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {**spec["knobs"], "code": spec["method_code"][:8]}
-
-
-def _label(spec: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
-    odd = [
-        f"{name}={value}" for name, value in _settings(spec).items() if any(v.get(name) != value for v in variants)
-    ]
-    return " ".join([spec["method"], *odd, *([f"+{spec['check']}"] if spec["check"] else [])])
-
-
-def groups(runs: Iterable[Run]) -> list[Group]:
-    """Runs in groups that may be compared: all but method, sparsity and seed is the same in a group."""
-    gathered: dict[str, dict[Path, Run]] = defaultdict(dict)
-    for run in runs:
-        gathered[json.dumps(_common(run.spec), sort_keys=True)][run.path.resolve()] = run
-    titles = _titles([next(iter(found.values())).spec for found in gathered.values()])
-    found = [_group(title, list(each.values())) for title, each in zip(titles, gathered.values(), strict=True)]
-    return sorted(found, key=lambda group: group.title)
-
-
-def _group(title: str, runs: Sequence[Run]) -> Group:
-    known = [run for run in runs if run.spec]
-    names = labels([run.spec for run in known])
-    gathered: dict[tuple[str, float], list[Run]] = defaultdict(list)
-    for name, run in zip(names, known, strict=True):
-        if run.result is not None:
-            gathered[name, run.spec["sparsity"]].append(run)
-    cells = {key: _cell(*key, [run.result or {} for run in found]) for key, found in gathered.items()}
-    unfinished = tuple(run for run in runs if run.standing != "done")
-    return Group(title, sorted(set(names), key=_place), cells, unfinished)
-
-
-def _common(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for a fair comparison, flat."""
-    own = {"method", "method_code", "sparsity", "seed", "knobs", "check", "recipe"}
-    recipe = {name: value for name, value in spec.get("recipe", {}).items() if name not in {"knobs", "sparsities"}}
-    return {**{name: value for name, value in spec.items() if name not in own}, **recipe}
-
-
-def _titles(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A title for each group; where two would be the same, with the settings in which they differ."""
-    titles = [_title(spec) if spec else "damaged" for spec in specs]
-    full = []
-    for title, spec in zip(titles, specs, strict=True):
-        alike = [_common(other) for other, name in zip(specs, titles, strict=True) if name == title]
-        odd = [name for name, value in _common(spec).items() if any(other.get(name) != value for other in alike)]
-        extra = ", ".join(f"{name} {_common(spec)[name]}" for name in odd)
-        full.append(f"{title}; {extra}" if extra else title)
-    return full
-
-
-def _title(spec: Mapping[str, Any]) -> str:
-    recipe = spec["recipe"]
-    width = "" if recipe["width"] == 1 else f" (width {recipe['width']:g})"
-    images = "" if recipe["images"] is None else f", {recipe['images']:,} images"
-    strange = "" if spec["official"] else " (not the official data)"
-    smooth = ", smoothed labels" if recipe["label_smoothing"] else ""
-    return (
-        f"{recipe['model']}{width} on {recipe['data']}{strange}{images}, {recipe['epochs']} epochs of "
-        f"{recipe['optimizer']} at {recipe['rate']:g}, batch {recipe['batch']}{smooth}"
-    )
-
-
-def _cell(method: str, sparsity: float, results: Sequence[dict[str, Any]]) -> Cell:
-    seconds = [result["seconds"] for result in results]
-    return Cell(
-        method=method,
-        sparsity=sparsity,
-        last=tuple(result["last"] for result in results if result["last"] is not None),
-        best=tuple(result["best"] for result in results if result["best"] is not None),
-        pruning_seconds=tuple(each.get("pruning", 0.0) for each in seconds),
-        total_seconds=tuple(sum(v for work, v in each.items() if work != "pruning") for each in seconds),
-        collapsed=sum(bool(result["collapsed"]) for result in results),
-    )
-
-
-def accuracy_table(group: Group, of: str = "last") -> Table:
-    """The paper's table: mean accuracy in % over seeds, with the deviation where there are several."""
-    title = f"test accuracy in %, {of} epoch"
-    table = Table(title=title, title_justify="left", min_width=len(title) + 1)
-    table.add_column("method", no_wrap=True)
-    for sparsity in group.sparsities:
-        table.add_column(f"{100 * sparsity:g}%", justify="right")
-    for method in group.methods:
-        table.add_row(escape(method), *(_accuracy(group, method, sparsity, of) for sparsity in group.sparsities))
-    return table
-
-
-def _accuracy(group: Group, method: str, sparsity: float, of: str) -> str:
-    cell = group.cells.get((method, 0.0 if method == DENSE else sparsity))
-    values: tuple[float, ...] = () if cell is None else getattr(cell, of)
-    if cell is None or not values:
-        return "-"
-    text = spread(values)
-    if cell.collapsed:
-        text = f"[underline]{text}[/]*"
-    return f"[bold]{text}[/]" if method == best_early(group, sparsity, of) else text
-
-
-def spread(values: Sequence[float]) -> str:
+def spread(mean: float, deviation: float | None) -> str:
     """Mean and deviation of fractions, in %.
 
-    >>> spread([0.9, 0.92])
+    >>> spread(0.91, 0.0141)
     '91.00 ± 1.41'
     """
-    mean = f"{100 * statistics.mean(values):.2f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else mean
+    return f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
-def best_early(group: Group, sparsity: float, of: str = "last") -> str | None:
-    """The method with the highest mean among those that prune early, if there are several."""
-    means = {
-        method: statistics.mean(getattr(cell, of))
-        for (method, reached), cell in group.cells.items()
-        if reached == sparsity and method in EARLY and getattr(cell, of)
-    }
-    return max(means, key=lambda method: means[method]) if len(means) > 1 else None
+def accuracy(group: Group, of: Literal["last", "best"] = "last") -> Table:
+    """The paper's table: mean accuracy in % over seeds, with the deviation where there are several."""
+    rows = tuple(
+        (Entry(method), *(_accuracy(group, method, sparsity, of) for sparsity in group.sparsities))
+        for method in group.methods
+    )
+    header = ("method", *(f"{100 * sparsity:g}%" for sparsity in group.sparsities))
+    return Table(f"accuracy-{of}", f"test accuracy in %, {of} epoch", header, rows)
 
 
-def time_table(group: Group) -> Table:
+def _accuracy(group: Group, method: str, sparsity: float, of: Literal["last", "best"]) -> Entry:
+    cell = group.cell(method, sparsity)
+    mean = None if cell is None else cell.mean(of)
+    left = group.left(method, sparsity)
+    if cell is None or mean is None:
+        return Entry(", ".join(sorted({run.standing for run in left})) or "-")
+    printed = paper.accuracy(group.data, group.model, method, sparsity)
+    return Entry(
+        spread(mean, cell.deviation(of)) + (f" ({len(cell.runs)} of {len(cell.runs) + len(left)})" if left else ""),
+        strong=method in group.best_early(sparsity, of),
+        collapsed=cell.collapsed > 0,
+        paper=printed,
+        difference=None if printed is None else 100 * mean - printed,
+    )
+
+
+def times(group: Group) -> Table:
     """Seconds of pruning and in all, means over seeds and sparsities, and how much faster than IMP."""
-    table = Table(title="seconds, mean over seeds and sparsities", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    for title in ("to the sparse network", "in all", "pruning against IMP"):
-        table.add_column(title, justify="right")
-    imp = _mean_seconds(group, "imp")
-    for method in group.methods:
-        seconds = _mean_seconds(group, method)
-        if seconds is not None:
-            faster = f"{imp[0] / seconds[0]:,.1f}× faster" if imp and seconds[0] > 0 and method != "imp" else ""
-            pruning = "" if method == DENSE else f"{seconds[0]:,.2f}"
-            table.add_row(escape(method), pruning, f"{seconds[1]:,.1f}", "" if method == DENSE else faster)
-    return table
+    header = ("method", "to the sparse network", "in all", "pruning against IMP", "in all against IMP")
+    known = [method for method in group.methods if group.mean_over_cells(method, "total") is not None]
+    return Table(
+        "times", "seconds, mean over seeds and sparsities", header, tuple(_times(group, name) for name in known)
+    )
 
 
-def _mean_seconds(group: Group, method: str) -> tuple[float, float] | None:
-    cells = [cell for (name, _), cell in group.cells.items() if name == method]
-    pruning = [value for cell in cells for value in cell.pruning_seconds]
-    total = [value for cell in cells for value in cell.total_seconds]
-    return (statistics.mean(pruning), statistics.mean(total)) if total else None
+def _times(group: Group, method: str) -> tuple[Entry, ...]:
+    pruning, total = (group.mean_over_cells(method, of) for of in ("pruning", "total"))
+    printed = paper.pruning_seconds(group.data, group.model)
+    theirs = printed["imp"] / printed[method] if {"imp", method} <= printed.keys() else None
+    faster = {of: speedup(group, method, of) for of in ("pruning", "total")}
+    return (
+        Entry(method),
+        Entry("") if method == DENSE else _beside_paper(f"{pruning:,.2f}", pruning, printed.get(method)),
+        Entry(f"{total:,.1f}"),
+        _beside_paper(_faster(faster["pruning"]), faster["pruning"], theirs),
+        Entry(_faster(faster["total"])),
+    )
 
 
-def _seeds(least: int, most: int) -> str:
-    count = str(least) if least == most else f"{least} to {most}"
-    return f"{count} seed{'' if count == '1' else 's'} a cell"
+def _beside_paper(text: str, value: float | None, printed: float | None) -> Entry:
+    known = value is not None and printed is not None
+    return Entry(text, paper=printed, difference=value - printed) if known else Entry(text)  # type: ignore[operator]
+
+
+def speedup(group: Group, method: str, of: Literal["pruning", "total"]) -> float | None:
+    """How many times the time of a method IMP takes; None for IMP itself and for the dense network."""
+    ours, imp = group.mean_over_cells(method, of), group.mean_over_cells("imp", of)
+    return imp / ours if imp and ours and method not in {"imp", DENSE} else None
+
+
+def _faster(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:,.1f}× faster"
 
 
 def notes(group: Group) -> list[str]:
     """What a reader must know beside the tables."""
-    cells = list(group.cells.values())
-    seeds = sorted({len(cell.last) for cell in cells})
-    lines = [_seeds(seeds[0], seeds[-1])] if cells else []
-    if any(cell.collapsed for cell in cells):
+    lines = []
+    if counts := sorted({len(cell.values("last")) for cell in group.cells.values()}):
+        span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        lines.append(f"{span} seed{'' if span == '1' else 's'} a cell")
+    if group.unfinished and group.cells:
+        lines.append("(1 of 3): so many of the wanted runs are done")
+    if any(cell.collapsed for cell in group.cells.values()):
         lines.append("* underlined: no path leads from input to output any more, the network cannot learn")
-    drive, imp = _mean_seconds(group, "drive"), _mean_seconds(group, "imp")
-    if drive and imp:
-        lines.append(f"drive obtains its sparse networks {imp[0] / drive[0]:,.1f}× faster than imp")
-    for run in group.unfinished:
-        why = f": {run.error.splitlines()[-1]}" if run.error else ""
-        lines.append(f"{run.standing}: {run.path.name}{why}")
+    if ratio := speedup(group, "drive", "pruning"):
+        lines.append(f"drive obtains its sparse networks {ratio:,.1f}× faster than imp")
+    if odd := paper.differences(group.spec):
+        lines.append(f"the paper's numbers are for other settings: {odd}")
+    if ratio and (epochs := _imp_epochs(group)) and epochs != PAPER_IMP_EPOCHS:
+        lines.append(f"imp trains {epochs:g} epochs before its last cut here, {PAPER_IMP_EPOCHS} in the paper")
+    if group.data == "tiny-imagenet" and "snip" in group.methods:
+        lines.append("the paper prints the same SNIP numbers for VGG-16 and ResNet-18 on Tiny ImageNet: a slip")
     return lines
+
+
+def _imp_epochs(group: Group) -> float | None:
+    knobs = [run.spec["knobs"] for run in group.runs if run.spec and run.spec["method"] == "imp"]
+    lengths = {each["cycles"] * each["cycle_epochs"] for each in knobs}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def unfinished(group: Group) -> list[str]:
+    """A line for each run that gave no result."""
+    return [f"{run.standing}: {run.path.name}{_why(run)}" for run in group.unfinished]
+
+
+def _why(run: Run) -> str:
+    return f": {run.error.strip().splitlines()[-1]}" if run.error and run.error.strip() else ""
+
+
+def to_rich(table: Table) -> rich_table.Table:
+    """A table for the terminal."""
+    made = rich_table.Table(title=table.title, title_justify="left", min_width=len(table.title) + 1)
+    made.add_column(table.header[0], no_wrap=True)
+    for name in table.header[1:]:
+        made.add_column(name, justify="right")
+    for row in table.rows:
+        made.add_row(*(_rich(entry) for entry in row))
+    return made
+
+
+def _rich(entry: Entry) -> str:
+    text = f"[underline]{escape(entry.text)}[/]*" if entry.collapsed else escape(entry.text)
+    text = f"[bold]{text}[/]" if entry.strong else text
+    return text + _beside(entry)
+
+
+def _beside(entry: Entry) -> str:
+    """The paper's value, and how far ours is from it."""
+    if entry.paper is None or entry.difference is None:
+        return ""
+    return f" (paper {entry.paper:,.2f}, {signed(entry.difference)})"
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Lines of comma-separated values; what is None is empty."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def table_csv(table: Table) -> str:
+    """A table as it is read, the paper's numbers beside ours."""
+    return to_csv(
+        table.header,
+        ([entry.text + ("*" if entry.collapsed else "") + _beside(entry) for entry in row] for row in table.rows),
+    )
+
+
+def claims(found: Iterable[Claim]) -> Table:
+    """What became of each claim of the paper."""
+    rows = tuple(
+        (Entry(claim.text), Entry(claim.verdict), Entry(claim.summary), Entry(claim.in_paper)) for claim in found
+    )
+    header = ("the paper claims", "in these runs", "tests", "in the paper's own numbers")
+    return Table("claims", "the paper's claims", header, rows)
+
+
+def cells_csv(group: Group) -> str:
+    """The accuracies and times of every cell, as numbers."""
+    header = (
+        "method", "sparsity", "seeds", "last_mean", "last_deviation", "best_mean", "best_deviation",
+        "pruning_seconds", "total_seconds", "effective_sparsity", "collapsed", "paper_accuracy",
+    )  # fmt: skip
+    return to_csv(header, (_cell_row(group, cell) for cell in _in_order(group)))
+
+
+def _in_order(group: Group) -> list[Cell]:
+    return sorted(group.cells.values(), key=lambda cell: (group.methods.index(cell.method), cell.sparsity))
+
+
+def _cell_row(group: Group, cell: Cell) -> list[object]:
+    return [
+        cell.method, cell.sparsity, len(cell.runs), cell.mean("last"), cell.deviation("last"), cell.mean("best"),
+        cell.deviation("best"), cell.mean("pruning"), cell.mean("total"), cell.mean("effective"), cell.collapsed,
+        paper.accuracy(group.data, group.model, cell.method, cell.sparsity),
+    ]  # fmt: skip
+
+
+def runs_csv(found: Iterable[Group]) -> str:
+    """Every run, finished or not."""
+    header = (
+        "run", "group", "standing", "method", "sparsity", "seed", "last", "best", "pruning_seconds", "total_seconds",
+        "effective_sparsity", "net_bytes", "collapsed", "error",
+    )  # fmt: skip
+    rows = (
+        _run_row(group, label, run) for group in found for label, run in zip(group.labels, group.runs, strict=True)
+    )
+    return to_csv(header, rows)
+
+
+def _run_row(group: Group, label: str, run: Run) -> list[object]:
+    about = [run.path.name, group.title, run.standing, label, run.spec.get("sparsity"), run.spec.get("seed")]
+    if run.result is None:
+        return [*about, *[None] * 7, _why(run)[2:]]
+    numbers = [quantity(run, of) for of in ("last", "best", "pruning", "total", "effective", "bytes")]
+    return [*about, *numbers, run.result["collapsed"], None]
+
+
+_LATEX: Mapping[str, str] = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "≥": r"$\ge$",
+    "≤": r"$\le$", "<": r"\textless{}", ">": r"\textgreater{}", "−": r"$-$",
+}  # fmt: skip
+
+
+def latex_escape(text: str) -> str:
+    r"""Text that LaTeX prints as it is.
+
+    >>> latex_escape("drive_2 at 98%")
+    'drive\\_2 at 98\\%'
+    """
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def to_latex(table: Table, about: str) -> str:
+    """A table for a paper (with the package booktabs)."""
+    lines = [
+        r"\begin{table}", r"\centering", rf"\caption{{{latex_escape(f'{about}: {table.title}')}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"\toprule",
+        " & ".join(latex_escape(name) for name in table.header) + r" \\", r"\midrule",
+        *(" & ".join(_latex(entry) for entry in row) + r" \\" for row in table.rows),
+        r"\bottomrule", r"\end{tabular}", r"\end{table}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _latex(entry: Entry) -> str:
+    text = latex_escape(entry.text)
+    text = rf"\underline{{{text}}}" if entry.collapsed else text
+    text = rf"\textbf{{{text}}}" if entry.strong else text
+    return text + latex_escape(_beside(entry))
+
+
+def plain(run: Run) -> dict[str, Any]:
+    """A run as JSON knows it."""
+    return {**vars(run), "path": str(run.path)}

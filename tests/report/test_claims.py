@@ -1,0 +1,64 @@
+from driveprune.report.claims import Evidence, claims, of_paper, of_runs
+from driveprune.report.groups import groups
+from tests.report.stores import run
+
+RUNS = [
+    run("imp", 0.9, 0.94, pruning=100.0, training=5.0),
+    run("imp", 0.993, 0.90, pruning=100.0, training=5.0),
+    run("snip", 0.9, 0.92, pruning=0.1, training=5.0),
+    run("snip", 0.993, 0.10, pruning=0.1, training=5.0, collapsed=True),
+    run("drive", 0.9, 0.915, pruning=2.0, training=5.0),
+    run("drive", 0.993, 0.85, pruning=2.0, training=5.0),
+    run("drive", 0.993, 0.99, check="shuffle"),
+]
+
+
+def by_words(*words):
+    return next(claim for claim in claims(groups(RUNS)) if all(word in claim.text for word in words))
+
+
+def test_a_claim_holds_only_where_every_test_of_it_does():
+    claim = by_words("as accurate as SNIP")
+    assert claim.verdict == "did not hold"
+    assert claim.summary == "held in 1 of 2"
+    assert [check.verdict for check in claim.checks] == ["did not hold", "held"]
+    assert claim.checks[0].numbers == "91.50 against 92.00 (−0.50)"
+    assert "90%" in claim.checks[0].where
+
+
+def test_what_no_run_tests_is_not_tested():
+    assert by_words("as accurate as SynFlow").verdict == "not tested"
+    assert by_words("AlexNet").verdict == "not tested"
+    assert by_words("AlexNet").in_paper == "held in 3 of 3"
+    assert {claim.verdict for claim in claims([])} == {"not tested"}
+
+
+def test_the_distance_to_imp_has_a_margin_of_a_point():
+    claim = by_words("IMP is at most marginally better")
+    assert [check.numbers for check in claim.checks] == ["91.50 against 94.00 (−2.50)", "85.00 against 90.00 (−5.00)"]
+    assert claim.verdict == "did not hold"
+    near = Evidence("t", "d", "m", {("drive", 0.9): (90.0, None), ("imp", 0.9): (91.0, None)})
+    assert near.pairs("imp")
+    assert by_words("IMP is at most marginally better").in_paper == "held in 22 of 32"
+
+
+def test_speed_ups_stability_collapse_and_total_time():
+    assert by_words("43 to 869").verdict == "held"
+    assert by_words("43 to 869").checks[0].numbers == "2.00 s against 100.00 s: 50.0×"
+    assert by_words("stable").checks[0].numbers == "6.50 points lost against 82.00"
+    assert by_words("stable").verdict == "held"
+    assert by_words("do not collapse").checks[1].numbers == "not collapsed (snip did)"
+    assert by_words("comparable").verdict == "did not hold"  # 7 s against 5.1
+
+
+def test_sanity_checks_are_no_evidence():
+    (group,) = groups(RUNS)
+    assert of_runs(group).of("drive") == ["drive"]
+
+
+def test_the_papers_own_numbers_are_tested_alike():
+    assert len(of_paper()) == 8
+    found = {claim.text: claim.in_paper for claim in claims([])}
+    assert found["DRIVE is at least as accurate as SNIP at each sparsity"] == "held in 31 of 32"
+    assert found["DRIVE is at least as accurate as SynFlow at each sparsity"] == "held in 32 of 32"
+    assert found["DRIVE obtains its sparse network 43 to 869 times faster than IMP"] == "held in 8 of 8"
