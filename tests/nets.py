@@ -91,3 +91,121 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def removed_are_zero(model: nn.Module, mask: dict[str, Tensor]) -> bool:
     weights = dict(model.named_parameters())
     return all(not weights[name][~kept].count_nonzero() for name, kept in mask.items())
+
+
+def conv_bn(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1, bias: bool = False):
+    layers = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=bias), nn.BatchNorm2d(outputs)
+    return nn.Sequential(*layers, nn.ReLU(inplace=True))
+
+
+class DenseLike(nn.Module):
+    """Every layer sees the outputs of all before it, side by side."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16 + 8 * place) for place in range(4))
+        self.layers = nn.ModuleList(nn.Conv2d(16 + 8 * place, 8, 3, padding=1, bias=False) for place in range(4))
+        self.transition = nn.Conv2d(48, 24, 1)
+        self.head = nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = torch.cat([x, layer(torch.relu(norm(x)))], 1)
+        x = nn.functional.avg_pool2d(self.transition(x), 2)
+        return self.head(x.mean((2, 3)))
+
+
+class InceptionLike(nn.Module):
+    """Branches of different kernels, one with a padded average pool, side by side; sizes written as numbers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.stem = conv_bn(3, 24)
+        self.one = conv_bn(24, 16, 1)
+        self.three = nn.Sequential(conv_bn(24, 12, 1), conv_bn(12, 20, 3))
+        self.five = nn.Sequential(conv_bn(24, 8, 1), nn.Conv2d(8, 12, 5, padding=2), nn.ReLU())
+        self.pool = nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(24, 8, 1))
+        self.reduce = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(56, 32, 3), nn.ReLU6())
+        self.head = nn.Sequential(nn.Linear(32 * 2 * 2, 30), nn.Dropout(0.3), nn.Linear(30, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = self.reduce(torch.cat((self.one(x), self.three(x), self.five(x), self.pool(x)), dim=1))
+        return self.head(x.view(-1, 32 * 2 * 2))
+
+
+class MobileLike(nn.Module):
+    """Inverted residuals with depthwise convolutions, squeeze and excitation, and one grouped convolution."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.stem = conv_bn(3, 16, stride=2)
+        self.expand = nn.ModuleList(conv_bn(16, 48, 1) for _ in range(2))
+        self.depthwise = nn.ModuleList(conv_bn(48, 48, groups=48) for _ in range(2))
+        self.squeeze = nn.ModuleList(nn.Conv2d(48, 12, 1) for _ in range(2))
+        self.excite = nn.ModuleList(nn.Conv2d(12, 48, 1) for _ in range(2))
+        self.project = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(48, 16, 1, bias=False), nn.BatchNorm2d(16)) for _ in range(2)
+        )
+        self.grouped = nn.Conv2d(16, 24, 3, padding=1, groups=4)
+        self.twice = nn.Conv2d(24, 48, 3, groups=24)
+        self.head = nn.Linear(48, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        parts = zip(self.expand, self.depthwise, self.squeeze, self.excite, self.project, strict=True)
+        for expand, depthwise, squeeze, excite, project in parts:
+            y = depthwise(expand(x))
+            y = y * torch.sigmoid(excite(torch.relu(squeeze(nn.functional.adaptive_avg_pool2d(y, 1)))))
+            x = x + project(y)
+        x = nn.functional.hardswish(self.twice(nn.functional.relu6(self.grouped(x))))
+        return self.head(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+
+
+class UNetLike(nn.Module):
+    """Down and up again, with skips: up by a transposed convolution and by interpolation; an image comes out."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.down = nn.ModuleList([conv_bn(3, 12), conv_bn(12, 20), conv_bn(20, 28)])
+        self.up = nn.ConvTranspose2d(28, 20, 2, stride=2)
+        self.join = nn.ModuleList([conv_bn(40, 20), conv_bn(20 + 12 + 3, 14)])
+        self.out = nn.Conv2d(14, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.down[0](x)
+        second = self.down[1](nn.functional.max_pool2d(first, 2))
+        third = self.down[2](nn.functional.max_pool2d(second, 2))
+        y = self.join[0](torch.cat([self.up(third), second], 1))
+        y = nn.functional.interpolate(y, scale_factor=2, mode="bilinear", align_corners=False)
+        return self.out(self.join[1](torch.cat([y, first, x], 1)))
+
+
+class MixerLike(nn.Module):
+    """Patches as tokens; linear layers over tokens and over channels in turn, with layer normalisation between."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.patches = nn.Conv2d(3, 24, 2, stride=2)
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(5))
+        self.tokens = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16)) for _ in range(2)
+        )
+        self.channels = nn.ModuleList(
+            nn.Sequential(nn.Linear(24, 60), nn.GELU(), nn.Linear(60, 24)) for _ in range(2)
+        )
+        self.head = nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for place, (tokens, channels) in enumerate(zip(self.tokens, self.channels, strict=True)):
+            x = x + tokens(self.norms[2 * place](x).transpose(1, 2)).transpose(1, 2)
+            x = x + channels(self.norms[2 * place + 1](x))
+        return self.head(self.norms[4](x).mean(1))

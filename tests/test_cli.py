@@ -97,6 +97,27 @@ def test_report_as_a_page_and_as_figures(runs, tmp_path):
     }
 
 
+def test_export_a_run_and_a_file(runs, tmp_path, monkeypatch):
+    done = run("export", str(folder(runs, "drive")), "-o", str(tmp_path / "net.onnx"))
+    assert done.exit_code == 0, done.output
+    assert "multiply-adds" in done.stdout
+    assert "ONNX Runtime" in done.stdout
+    assert (tmp_path / "net.onnx").stat().st_size > 0
+    done = run("export", str(folder(runs, "drive")), "--format", "csr", "-o", str(tmp_path / "csr"), "--json")
+    assert json.loads(done.stdout)["bytes of the file"][0] > 0
+    (tmp_path / "mine_export.py").write_text("from tests.nets import mlp\ndef make(): return mlp()\n")
+    monkeypatch.chdir(tmp_path)
+    net = mlp()
+    dp.save(tmp_path / "x.safetensors", net, dp.prune(net, method="erk", sparsity=0.5))
+    words = ("export", "x.safetensors", "--format", "safetensors")
+    assert "name it with --model" in run(*words).stderr
+    assert "--input" in run(*words, "--model", "mine_export.make").stderr
+    done = run(*words, "--model", "mine_export.make", "--input", "6")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x.dense.safetensors").exists()
+    assert run("export", "x.safetensors", "--format", "coreml").exit_code == 2
+
+
 def test_watch_shows_what_is_there(runs, tmp_path):
     done = run("watch", str(runs))
     assert done.exit_code == 0, done.output
@@ -232,6 +253,7 @@ def test_help_reads_well():
         "compare",
         "report",
         "watch",
+        "export",
     ):
         assert name in result.stdout
 

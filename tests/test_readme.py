@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import driveprune as dp
 from tests.nets import batch, mlp
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -16,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
     for number, block in enumerate(BLOCKS):
         model = mlp()
         names = {
@@ -25,7 +26,10 @@ def test_the_code_runs(tmp_path, monkeypatch):
             "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
             "loss": nn.CrossEntropyLoss(),
             "torch": torch,
+            "x": batch()[0],
         }
+        if "dp.compact" in block:
+            names["mask"] = dp.prune(model, method="erk", sparsity=0.5)
         exec(("" if number == 0 else "import driveprune as dp\n") + block, names)
     assert (tmp_path / "net.safetensors").exists()
 

@@ -6,6 +6,7 @@ exactly zero, counts are exact, and what is saved is small.
 
 from driveprune import datasets, methods, models, recipes
 from driveprune.batches import Batches, Data, Images
+from driveprune.compact import Gains, compact
 from driveprune.cut import prune
 from driveprune.fit import fit
 from driveprune.graph import CollapseWarning, effective_sparsity
@@ -24,6 +25,7 @@ __all__ = [
     "Batches",
     "CollapseWarning",
     "Data",
+    "Gains",
     "Held",
     "Images",
     "Mask",
@@ -39,6 +41,7 @@ __all__ = [
     "Train",
     "Trained",
     "apply",
+    "compact",
     "datasets",
     "effective_sparsity",
     "fit",

@@ -168,6 +168,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mask]:
     return weights | {name: weights[other] for name, other in found.tied.items()}, mask
 
 
+def provenance(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Where the network of a file comes from."""
+    with open_tensors(path) as file:
+        return _content(path, file).provenance
+
+
 @dataclass(frozen=True)
 class _Content:
     """What a file says that it holds, found to be consistent."""

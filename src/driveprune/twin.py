@@ -30,6 +30,12 @@ _PASS = set(
     softmax log_softmax softmin gumbel_softmax cumsum masked_fill detach
     """.split()
 )
+_TOGETHER = set(
+    """
+    layer_norm rms_norm group_norm instance_norm normalize local_response_norm softmax log_softmax softmin
+    gumbel_softmax cumsum
+    """.split()
+)
 _PRODUCT = {"mul", "rmul", "multiply"}
 _EITHER = _PRODUCT | set(
     """
@@ -50,12 +56,14 @@ _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "r
 class Twin(TorchFunctionMode):
     """The arithmetic of the twin; also counts how often each weight is multiplied.
 
-    `names` gives the weights' names by the addresses of their storage, `sizes` their numbers of elements.
+    `names` gives the weights' names by the addresses of their storage, `sizes` their numbers of elements. With
+    `mixing`, what is normalised together (by its mean and deviation, or to a sum of 1) counts as joined: that is no
+    path of weights, but an influence all the same.
     """
 
-    def __init__(self, names: Mapping[int, str], sizes: Mapping[str, int]) -> None:
+    def __init__(self, names: Mapping[int, str], sizes: Mapping[str, int], *, mixing: bool = False) -> None:
         super().__init__()
-        self._names, self._sizes = names, sizes
+        self._names, self._sizes, self._mixing = names, sizes, mixing
         self.positions: dict[str, float] = {}
         """How often each weight of a tensor is multiplied."""
         self.added: set[str] = set()
@@ -90,7 +98,8 @@ class Twin(TorchFunctionMode):
     def _instead(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the twin computes instead of the network's operation; None where it computes the same."""
         if name in _PASS:
-            return _level(_signal(args, kwargs))
+            level = _level(_signal(args, kwargs))
+            return _mixed(name, level, args, kwargs) if self._mixing and name in _TOGETHER else level
         if name in _EITHER:
             return self._either(name, [*args, *kwargs.values()])
         if name in _JOINS:
@@ -224,6 +233,14 @@ def _level(signal: Tensor) -> Tensor:
     signal = signal.double()
     largest = float(signal.detach().max()) if signal.numel() else 0.0
     return torch.div(signal, largest if largest > 0 else 1.0)
+
+
+def _mixed(name: str, level: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Each signal and those that are normalised together with it; if in doubt, all of an example."""
+    if name in ("layer_norm", "rms_norm"):
+        (shape,) = _bound(args[1:], kwargs, "normalized_shape")
+        return level + level.mean(tuple(range(-len(shape), 0)), keepdim=True)
+    return level + level.flatten(1).mean(1).view(-1, *[1] * (level.dim() - 1))
 
 
 def _bilinear(name: str, args: tuple[Any, ...]) -> Tensor | None:

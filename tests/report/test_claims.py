@@ -1,4 +1,4 @@
-from driveprune.report.claims import Evidence, claims, of_paper, of_runs
+from driveprune.report.claims import claims, of_paper, of_runs
 from driveprune.report.groups import groups
 from tests.report.stores import run
 
@@ -37,8 +37,9 @@ def test_the_distance_to_imp_has_a_margin_of_a_point():
     claim = by_words("IMP is at most marginally better")
     assert [check.numbers for check in claim.checks] == ["91.50 against 94.00 (−2.50)", "85.00 against 90.00 (−5.00)"]
     assert claim.verdict == "did not hold"
-    near = Evidence("t", "d", "m", {("drive", 0.9): (90.0, None), ("imp", 0.9): (91.0, None)})
-    assert near.pairs("imp")
+    edge = [run("drive", 0.9, 0.6158), run("imp", 0.9, 0.6258)]
+    near = next(claim for claim in claims(groups(edge)) if "marginally" in claim.text)
+    assert near.verdict == "held"  # a point, whatever the floats say
     assert by_words("IMP is at most marginally better").in_paper == "held in 22 of 32"
 
 
@@ -49,6 +50,23 @@ def test_speed_ups_stability_collapse_and_total_time():
     assert by_words("stable").verdict == "held"
     assert by_words("do not collapse").checks[1].numbers == "not collapsed (snip did)"
     assert by_words("comparable").verdict == "did not hold"  # 7 s against 5.1
+
+
+def test_an_ablation_does_not_decide_a_claim():
+    found = [run("drive", 0.9, 0.93), run("drive", 0.9, 0.5, knobs={"cuts": 1}), run("snip", 0.9, 0.92)]
+    claim = next(claim for claim in claims(groups(found)) if "SNIP at each" in claim.text)
+    assert claim.verdict == "held"
+    assert [check.where for check in claim.checks] == ["drive cuts=100 and snip at 90%"]
+
+
+def test_times_are_compared_at_common_sparsities():
+    found = [
+        run("imp", 0.9, 0.9, pruning=100.0),
+        run("drive", 0.9, 0.9, pruning=1.0),
+        run("drive", 0.98, 0.9, pruning=9.0),
+    ]
+    claim = next(claim for claim in claims(groups(found)) if "43 to 869" in claim.text)
+    assert claim.checks[0].numbers == "1.00 s against 100.00 s: 100.0×"
 
 
 def test_sanity_checks_are_no_evidence():

@@ -100,3 +100,20 @@ def test_a_group_without_results_has_no_figures():
     empty = groups([run("drive", 0.9, 0.5)])[0]
     hollow = type(empty)(empty.title, (), ())
     assert [draw(hollow) for draw in figures.ALL.values()] == [None] * len(figures.ALL)
+
+
+def test_the_legend_has_what_any_panel_has():
+    found = groups([run("drive", 0.9, 0.9), run("snip", 0.98, 0.8), run("drive", 0.98, 0.85)])[0]
+    for draw, wanted in ((figures.accuracy_and_time, {"drive", "snip"}), (figures.learning_curves, {"drive", "snip"}),
+                         (figures.layers, {"90%", "98%"})):  # fmt: skip
+        names = {text.get_text() for text in draw(found).legends[0].get_texts()}
+        assert wanted <= names
+
+
+def test_formulas_in_names_and_names_that_are_no_letters(tmp_path):
+    odd = run("drive", 0.9, 0.9)
+    odd.spec["recipe"]["data"] = "/data/$run_{/a$b\udcff"
+    odd.spec["method"] = "_mine"
+    found = groups([odd, run("snip", 0.9, 0.5)])
+    assert figures.write_all(tmp_path, found, claims(found))
+    assert any("_mine" in text.get_text() for text in figures.accuracy(found[0]).legends[0].get_texts())

@@ -96,3 +96,48 @@ def test_the_name_of_a_group_is_one_of_a_file():
     assert "/" not in group.name
     assert ".." not in group.name[:2]
     assert "<" not in group.name
+
+
+def test_groups_have_folders_of_their_own():
+    runs = []
+    for model in ("m.Net", "m.net", "数据", "資料", "x" * 200, "x" * 201):
+        one = run("drive", 0.9, 0.5)
+        one.spec["recipe"]["model"] = model
+        runs.append(one)
+    for threads in (1, 2):
+        one = run("drive", 0.9, 0.5)
+        one.spec["threads"] = threads
+        one.spec["recipe"]["data"] = "d" * 120
+        runs.append(one)
+    found = groups([Run(Path(str(place)), one.standing, one.spec, one.result) for place, one in enumerate(runs)])
+    assert len({group.name for group in found}) == len(runs)
+
+
+def test_the_same_run_in_two_stores_is_one_seed():
+    one = run("drive", 0.9, 0.5)
+    (group,) = groups([one, Run(Path("elsewhere") / one.path, one.standing, one.spec, one.result)])
+    assert len(group.runs) == 2
+    assert group.repeats == 1
+    assert len(group.cells["drive", 0.9].runs) == 1
+
+
+def test_the_variant_that_stands_for_a_method():
+    own = {"cuts": 1}
+    (group,) = groups(
+        [run("drive", 0.9, 0.5, knobs=own), run("drive", 0.9, 0.5), run("drive", 0.9, 0.6, check="reinit")]
+    )
+    assert group.reference("drive") == "drive cuts=100"
+    (group,) = groups([run("drive", 0.9, 0.5, knobs=own)])
+    assert group.reference("drive") == "drive"
+    assert group.reference("imp") is None
+
+
+def test_a_knob_that_only_some_runs_have_tells_them_apart():
+    old, new = run("drive", 0.9, 0.5), run("drive", 0.9, 0.7, seed=1)
+    new.spec["knobs"] = {**new.spec["knobs"], "fresher": 7}
+    assert labels([old.spec, new.spec]) == ["drive", "drive fresher=7"]
+
+
+def test_a_collapsed_network_is_not_the_best():
+    (group,) = groups([run("snip", 0.9, 0.9, collapsed=True), run("drive", 0.9, 0.5)])
+    assert group.best_early(0.9) == ["drive"]

@@ -41,7 +41,15 @@ def test_a_run_that_gives_no_sign_is_said_to():
     assert "no sign for 1 min 40 s" in text
 
 
-@pytest.mark.parametrize("status", [None, {}, {"step": "x"}, {**STATUS, "values": [None]}, {"steps": [1]}])
+def test_odd_values_of_a_curve_are_left_out():
+    odd = unfinished("drive", 0.9, "running", status={**STATUS, "values": [float("nan"), 0.5, float("inf")]})
+    assert live.Status.of(odd).values == (0.5,)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [{**STATUS, "step": float("inf")}, None, {}, {"step": "x"}, {**STATUS, "values": [None]}, {"steps": [1]}],
+)
 def test_a_status_that_makes_no_sense_does_no_harm(status):
     one = unfinished("drive", 0.9, "running", status=status)
     assert live.Status.of(one).left is None

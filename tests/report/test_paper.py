@@ -44,10 +44,16 @@ def test_times_are_those_of_the_claimed_speed_ups():
 
 
 def test_settings_that_are_not_the_papers_are_named():
-    assert paper.differences({**spec_of("drive", 0.9, PAPER).to_json(), "official": True}) == ""
+    printed = {"drive": paper.paper_knobs("cifar10", "vgg16", "drive")}
+    assert printed["drive"]["early_epochs"] == 5.0
+    assert paper.differences({**spec_of("drive", 0.9, PAPER).to_json(), "official": True}, printed) == ""
     small = recipes.scaled(PAPER, epochs=15, width=0.25)
-    said = paper.differences({**spec_of("drive", 0.9, small).to_json(), "official": False})
+    ours = {"drive": {**printed["drive"], "cuts": 1}}
+    said = paper.differences({**spec_of("drive", 0.9, small).to_json(), "official": False}, ours)
     assert "epochs 15 (paper 150)" in said
     assert "width 0.25 (paper 1)" in said
+    assert "drive's cuts 1 (paper 100)" in said
     assert "not the official" in said
-    assert paper.differences(spec_of("drive").to_json()) == ""
+    assert paper.differences(spec_of("drive").to_json(), {}) == ""
+    assert paper.paper_knobs("digits", "digits_net", "drive") is None
+    assert paper.default_knobs("os.system") is None

@@ -147,3 +147,24 @@ def test_claims_are_a_table_too():
 @pytest.mark.parametrize(("mean", "deviation", "text"), [(0.5, None, "50.00"), (0.91, 0.0141, "91.00 ± 1.41")])
 def test_spread(mean, deviation, text):
     assert tables.spread(mean, deviation) == text
+
+
+def test_variants_are_compared_with_the_imp_that_stands_for_it_and_only_one_has_the_papers_number():
+    paper_like = [run("drive", 0.98, 0.9, recipe=PAPER), run("drive", 0.98, 0.8, recipe=PAPER, knobs={"cuts": 1})]
+    imps = [
+        run("imp", 0.98, 0.9, recipe=PAPER, pruning=50.0),
+        run("imp", 0.98, 0.9, recipe=PAPER, knobs={"cycles": 3}),
+    ]
+    (group,) = groups([*paper_like, *imps])
+    entries = {row[0].text: row[1] for row in tables.accuracy(group).rows}
+    assert entries["drive cuts=100"].paper == 91.36
+    assert entries["drive cuts=1"].paper is None
+    assert texts(tables.times(group))["drive cuts=1"][2] == "50.0× faster"
+    slow = groups([run("imp", 0.9, 0.9, pruning=1.0), run("drive", 0.9, 0.9, pruning=4.0)])[0]
+    assert texts(tables.times(slow))["drive"][2] == "4.0× slower"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed():
+    failed = unfinished("force", 0.9, "failed", error="\x1b]0;title\x07\x1b[2J no")
+    (group,) = groups([failed])
+    assert not any("\x1b" in line for line in tables.unfinished(group))

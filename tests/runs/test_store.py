@@ -57,6 +57,8 @@ def test_a_result_that_makes_no_sense_is_a_damaged_one(tmp_path):
         {key: value for key, value in whole.items() if key != "last"}, {**whole, "last": "<b>"}, {**whole, "rows": 5},
         {**whole, "rows": ["x"]}, {**whole, "seconds": [1]},
         {**whole, "layers": [{"name": 1, "weights": 1, "kept": 1}]},
+        {**whole, "macs": float("nan")}, {**whole, "net_bytes": float("inf")}, {**whole, "last": float("nan")},
+        {**whole, "seconds": {"training": None}}, {**whole, "rows": [{"test": 0.5}]}, {**whole, "last": 10**400},
         {**whole, "environment": {}}, {**whole, "collapsed": "no"}, {**whole, "data": None}, {},
     ]  # fmt: skip
     for content in odd:
@@ -79,8 +81,62 @@ def test_runs_that_a_sweep_wants_and_nobody_began_are_missing(tmp_path):
     assert [run.standing for run in read_runs([tmp_path])] == ["unfinished"] * 2
     (path,) = (tmp_path / "sweeps").iterdir()
     path.write_text("{}")
-    with pytest.warns(DamagedWarning, match="is not read"):
-        assert len(read_runs([tmp_path])) == 2
+    assert [run.standing for run in read_runs([tmp_path])] == ["unfinished", "unfinished", "damaged"]
+    assert read_wanted(tmp_path) == {}
+
+
+def test_a_damaged_run_keeps_the_spec_that_its_sweep_knows(tmp_path):
+    spec = small_spec()
+    folder = open_run(tmp_path, spec)
+    write_wanted(tmp_path, [spec], {spec.id: 30})
+    (folder / "spec.json").write_text("{")
+    (run,) = read_runs([tmp_path])
+    assert run.standing == "damaged"
+    assert run.spec == spec.to_json()
+
+
+@pytest.mark.parametrize("name", ["spec.json", "result.json", "error.txt", "status.json"])
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b"[" * 100_000, b"{}", b"null", None])
+def test_no_odd_file_keeps_the_others_from_being_read(name, content, tmp_path):
+    whole = open_run(tmp_path, small_spec())
+    write_json(whole / "result.json", result(0.5))
+    folder = open_run(tmp_path, small_spec(seed=1))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir() if content is None else (folder / name).write_bytes(content)
+    standings = {run.path.name: run.standing for run in read_runs([tmp_path])}
+    assert standings[whole.name] == "done"
+    assert standings[folder.name] in {"damaged", "failed", "unfinished"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"method": ["a"]}, {"method": 5}, {"method_code": None}, {"fingerprint": 5}, {"device": None}, {"official": 1},
+     {"recipe": []}, {"recipe": None}],
+)  # fmt: skip
+def test_a_spec_that_makes_no_sense_is_a_damaged_run(change, tmp_path):
+    folder = open_run(tmp_path, small_spec())
+    write_json(folder / "spec.json", {**small_spec().to_json(), **change})
+    assert read_run(folder).standing == "damaged"
+
+
+@pytest.mark.parametrize("change", [{"rate": "x"}, {"width": None}, {"images": "x"}, {"model": 3}, {"epochs": True}])
+def test_a_recipe_that_makes_no_sense_is_a_damaged_run(change, tmp_path):
+    folder = open_run(tmp_path, small_spec())
+    spec = small_spec().to_json()
+    write_json(folder / "spec.json", {**spec, "recipe": {**spec["recipe"], **change}})
+    assert read_run(folder).standing == "damaged"
+    without = {key: value for key, value in spec["recipe"].items() if key not in change}
+    write_json(folder / "spec.json", {**spec, "recipe": without})
+    assert read_run(folder).standing == "damaged"
+
+
+def test_looking_at_a_store_writes_nothing(tmp_path):
+    folder = open_run(tmp_path, small_spec())
+    before = sorted(path.name for path in folder.iterdir())
+    assert read_run(folder).standing == "unfinished"
+    assert sorted(path.name for path in folder.iterdir()) == before
+    with store.lock_of(folder):
+        assert read_run(folder).standing == "running"
 
 
 def test_a_damaged_result_is_told_of_and_done_again(tmp_path):

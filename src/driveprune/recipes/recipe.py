@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import cos, pi
+from math import cos, isfinite, pi
 from typing import Any, Literal
 
 import torch
@@ -82,11 +82,31 @@ class Recipe:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Recipe:
         """The recipe that `to_json` has written; an unknown or missing setting is an error."""
+        if not isinstance(content, Mapping):
+            raise TypeError(f"a recipe must be names and values, got {content!r}")
         known = {item.name for item in fields(cls)}
         if unknown := sorted(content.keys() - known):
             raise ValueError(f"a recipe has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
-        drops = tuple((float(epoch), float(fraction)) for epoch, fraction in content.get("drops", ()))
-        return cls(**{**content, "drops": drops, "sparsities": tuple(content.get("sparsities", ()))})
+        if missing := sorted(known - content.keys()):
+            raise ValueError(f"a recipe lacks the setting {missing[0]!r}")
+        drops = tuple((float(epoch), float(fraction)) for epoch, fraction in content["drops"])
+        recipe = cls(**{**content, "drops": drops, "sparsities": tuple(content["sparsities"])})
+        recipe._check_kinds()
+        return recipe
+
+    def _check_kinds(self) -> None:
+        """An error that names the first setting that is not of its kind."""
+        numbers = (self.epochs, self.batch, self.rate, self.momentum, self.weight_decay, self.label_smoothing,
+                   self.padding, self.width, *self.sparsities)  # fmt: skip
+        counts = [each for each in (self.images, self.test_images) if each is not None]
+        for value in (*numbers, *counts):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+                raise TypeError(f"a setting of a recipe must be a number, got {value!r}")
+        for word in (self.data, self.model, self.optimizer):
+            if not isinstance(word, str):
+                raise TypeError(f"a setting of a recipe must be a word, got {word!r}")
+        if not isinstance(self.knobs, Mapping):
+            raise TypeError(f"the knobs of a recipe must be names and values, got {self.knobs!r}")
 
 
 def scaled(

@@ -19,6 +19,8 @@ from driveprune.report.groups import WORKS, Cell, Group, Quantity, base
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
+LEAST = 1e-3
+"""Seconds: less stands here on the log axis."""
 EMPTY = 1e-5
 """Where an empty layer stands on the log axis."""
 NO_PATH = 0.9999
@@ -37,7 +39,7 @@ def accuracy(group: Group) -> Figure | None:
         axes.axhline(100 * mean, color="black", linestyle=":", label="dense")
     _sparsity_axis(axes, group.sparsities)
     axes.set_ylabel("test accuracy in %, last epoch")
-    return _finished(figure, axes, group)
+    return _finished(figure, [axes], group)
 
 
 def accuracy_and_time(group: Group) -> Figure | None:
@@ -57,16 +59,16 @@ def accuracy_and_time(group: Group) -> Figure | None:
     _plain_numbers(rooms[0].xaxis, subs=(1,))
     figure.supxlabel("seconds to obtain the sparse network", fontsize=9)
     figure.supylabel("test accuracy in %, last epoch", fontsize=9)
-    return _finished(figure, rooms[0], group)
+    return _finished(figure, rooms, group)
 
 
 def _costs(group: Group, sparsity: float) -> dict[str, tuple[float, float]]:
     """Method -> seconds to the sparse network, and its accuracy in %."""
     cells = [cell for method in _pruned(group) if (cell := group.cell(method, sparsity)) is not None]
     return {
-        cell.method: (_number(cell, "pruning"), 100 * _number(cell, "last"))
+        cell.method: (max(LEAST, _number(cell, "pruning")), 100 * _number(cell, "last"))
         for cell in cells
-        if cell.mean("pruning") and cell.mean("last") is not None
+        if cell.mean("pruning") is not None and cell.mean("last") is not None
     }
 
 
@@ -88,23 +90,23 @@ def relative_to_imp(group: Group) -> Figure | None:
     figure, axes = _figure()
     drawn = False
     for method in _pruned(group):
-        if base(method) != "imp" and (points := changes(group, method)):
+        if method != group.reference("imp") and (points := changes(group, method)):
             x, y = zip(*points, strict=True)
             axes.plot(_places(x), y, label=method, **_style(group, method))
             drawn = True
     if not drawn:
         return None
-    axes.axhline(0, color="black", linewidth=1, label="imp")
+    axes.axhline(0, color="black", linewidth=1, label=group.reference("imp"))
     _sparsity_axis(axes, group.sparsities)
     axes.set_ylabel("change in accuracy against IMP, points")
-    return _finished(figure, axes, group)
+    return _finished(figure, [axes], group)
 
 
 def changes(group: Group, method: str) -> list[tuple[float, float]]:
     """(sparsity, points of accuracy more than IMP) where both have a run."""
     found = []
     for sparsity in group.sparsities:
-        ours, imp = group.cell(method, sparsity), group.cell("imp", sparsity)
+        ours, imp = group.cell(method, sparsity), group.cell(group.reference("imp") or "", sparsity)
         if ours and imp and ours.values("last") and imp.values("last"):
             found.append((sparsity, 100 * (_number(ours, "last") - _number(imp, "last"))))
     return found
@@ -116,15 +118,15 @@ def total_time(group: Group) -> Figure | None:
     if not methods:
         return None
     figure, axes = _figure(high=0.8 + 0.38 * len(methods))
-    left = np.zeros(len(methods))
+    left, words = np.zeros(len(methods)), [_plain(method) for method in methods]
     for work in WORKS:
         seconds = np.array([mean_seconds(group, method, work) for method in methods])
         if seconds.any():
-            axes.barh(methods, seconds, left=left, color=palette.WORKS[work], label=work)
+            axes.barh(words, seconds, left=left, color=palette.WORKS[work], label=work)
         left += seconds
     axes.invert_yaxis()
     axes.set_xlabel("seconds, mean over seeds and sparsities")
-    return _finished(figure, axes, group)
+    return _finished(figure, [axes], group)
 
 
 def mean_seconds(group: Group, method: str, work: str) -> float:
@@ -147,15 +149,16 @@ def layers(group: Group) -> Figure | None:
             axes.plot(range(1, len(densities) + 1), densities, marker=".", color=shade, label=label)
         axes.set_yscale("log")
         _plain_numbers(axes.yaxis, subs=(1,))
-        axes.set_title(method, fontsize=9)
+        axes.set_title(_plain(method), fontsize=9)
     figure.supxlabel("layer, from input to output", fontsize=9)
     figure.supylabel(f"density ({EMPTY:.5f}: empty)", fontsize=9)
-    return _finished(figure, rooms[0], group)
+    return _finished(figure, rooms, group)
 
 
 def densities_of(cell: Cell) -> list[float]:
     """The density of each layer, mean over seeds."""
-    found = [[layer["kept"] / layer["weights"] for layer in (run.result or {})["layers"]] for run in cell.runs]
+    layers = ((run.result or {})["layers"] for run in cell.runs)
+    found = [[layer["kept"] / max(1, layer["weights"]) for layer in each] for each in layers]
     return [float(np.mean(column)) for column in zip(*found, strict=False)]
 
 
@@ -174,12 +177,12 @@ def learning_curves(group: Group) -> Figure | None:
         axes.set_title(f"{100 * sparsity:g}%", fontsize=9)
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("test accuracy in %", fontsize=9)
-    return _finished(figure, rooms[0], group)
+    return _finished(figure, rooms, group)
 
 
 def curve(run: Run) -> tuple[list[float], list[float]]:
     """Epochs and test accuracy in % of the cycle that ends with the network."""
-    rows = [row for row in (run.result or {})["rows"] if "test" in row]
+    rows = [row for row in (run.result or {})["rows"] if row.get("test") is not None]
     rows = [row for row in rows if row["cycle"] == rows[-1]["cycle"]]
     return [row["epoch"] for row in rows], [100 * row["test"] for row in rows]
 
@@ -205,7 +208,7 @@ def effective_sparsity(group: Group) -> Figure | None:
     axes.set_yticks(_places(ticks), ["no path" if s == NO_PATH else f"{100 * s:g}" for s in ticks])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("effective sparsity in %")
-    return _finished(figure, axes, group)
+    return _finished(figure, [axes], group)
 
 
 def file_size(group: Group) -> Figure | None:
@@ -229,7 +232,7 @@ def _measured(group: Group, of: Quantity, label: str, factor: float) -> Figure |
     _plain_numbers(axes.yaxis)
     _sparsity_axis(axes, group.sparsities)
     axes.set_ylabel(label)
-    return _finished(figure, axes, group)
+    return _finished(figure, [axes], group)
 
 
 ALL: dict[str, Callable[[Group], Figure | None]] = {
@@ -295,7 +298,7 @@ def _claims(folder: Path, claims: Sequence[Claim]) -> list[Path]:
 
 def _text(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8", errors="replace")
     return path
 
 
@@ -319,13 +322,24 @@ def _small_multiples(count: int) -> tuple[Figure, list[Axes]]:
     return figure, rooms[:count]
 
 
-def _finished(figure: Figure, axes: Axes, group: Group) -> Figure:
-    _quiet(axes)
-    handles, names = axes.get_legend_handles_labels()
-    once = dict(zip(names, handles, strict=True))
-    figure.legend(once.values(), once.keys(), loc="outside right upper", frameon=False, fontsize=8)
-    figure.suptitle(group.title, fontsize=9)
+def _finished(figure: Figure, rooms: Sequence[Axes], group: Group) -> Figure:
+    once: dict[str, Any] = {}
+    for axes in rooms:
+        _quiet(axes)
+        drawn: list[Any] = [*axes.get_lines(), *axes.containers]
+        for line in drawn:
+            once.setdefault(str(line.get_label()), line)
+    named = {name: line for name, line in once.items() if not name.startswith("_child")}
+    words = [_plain(name) for name in named]
+    figure.legend(named.values(), words, loc="outside right upper", frameon=False, fontsize=8)
+    figure.suptitle(_plain(group.title), fontsize=9)
     return figure
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib shows as it is: no formulas, and nothing hidden for a line at its beginning."""
+    shown = tables.printable(text).replace("$", r"\$")
+    return f"\N{ZERO WIDTH SPACE}{shown}" if shown.startswith("_") else shown
 
 
 def _plain_numbers(axis: Axis, subs: Sequence[float] = (1, 2, 3, 5, 7)) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+from driveprune.report.paper import default_knobs, paper_knobs
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
@@ -73,7 +76,7 @@ def quantity(run: Run, of: Quantity) -> float | None:
             value = result["net_bytes"]
         case "speedup":
             value = result.get("speedup")
-    return None if value is None else float(value)
+    return None if value is None or not isfinite(value) else float(value)
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,17 @@ class Group:
     @cached_property
     def cells(self) -> dict[tuple[str, float], Cell]:
         """The finished runs by method and sparsity."""
-        gathered: dict[tuple[str, float], list[Run]] = defaultdict(list)
+        gathered: dict[tuple[str, float], dict[int, Run]] = defaultdict(dict)
         for label, run in zip(self.labels, self.runs, strict=True):
             if run.result is not None:
-                gathered[label, run.spec["sparsity"]].append(run)
-        return {key: Cell(*key, tuple(found)) for key, found in gathered.items()}
+                gathered[label, run.spec["sparsity"]].setdefault(run.spec["seed"], run)
+        return {key: Cell(*key, tuple(found.values())) for key, found in gathered.items()}
+
+    @property
+    def repeats(self) -> int:
+        """How many finished runs repeat another one, in another store: they count once."""
+        done = sum(run.result is not None for run in self.runs)
+        return done - sum(len(cell.runs) for cell in self.cells.values())
 
     @cached_property
     def methods(self) -> list[str]:
@@ -127,8 +136,9 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Its title as the name of a file."""
-        return re.sub(r"[^a-z0-9.]+", "-", self.title.lower()).strip("-.")[:100] or "runs"
+        """Its title as the name of a folder, and a few letters by which groups of the same title differ."""
+        words = re.sub(r"[^a-z0-9.]+", "-", self.title.lower()).strip("-.")[:90]
+        return f"{words or 'runs'}-{hashlib.sha256(_key(self.spec).encode()).hexdigest()[:6]}"
 
     def cell(self, method: str, sparsity: float) -> Cell | None:
         """The cell of a table; the dense network is the same in every column."""
@@ -140,11 +150,36 @@ class Group:
         pairs = zip(self.labels, self.runs, strict=True)
         return [run for label, run in pairs if run.result is None and (label, run.spec.get("sparsity")) == wanted]
 
+    def reference(self, name: str) -> str | None:
+        """The variant of a method that stands for it, if the group has one."""
+        return self._references.get(name)
+
+    @cached_property
+    def _references(self) -> dict[str, str]:
+        """Of each method the variant whose knobs are nearest to the paper's, or to the default ones."""
+        variants: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        counts: Counter[str] = Counter()
+        for label, run in zip(self.labels, self.runs, strict=True):
+            if run.spec and not run.spec["check"]:
+                variants[run.spec["method"]].setdefault(label, run.spec["knobs"])
+                counts[label] += run.result is not None
+        return {name: self._chosen(name, found, counts) for name, found in variants.items()}
+
+    def _chosen(self, name: str, variants: Mapping[str, dict[str, Any]], counts: Counter[str]) -> str:
+        wanted = paper_knobs(self.data, self.model, name) or default_knobs(name) or {}
+
+        def odd(label: str) -> int:
+            return sum(variants[label].get(knob) != value for knob, value in wanted.items())
+
+        return min(variants, key=lambda label: (odd(label), -counts[label]))
+
     def best_early(self, sparsity: float, of: Quantity = "last") -> list[str]:
         """The methods with the highest mean among those that prune early, if there are several to compare."""
         early = [cell for cell in self.cells.values() if cell.sparsity == sparsity and prunes_early(cell.method)]
         means = {cell.method: mean for cell in early if (mean := cell.mean(of)) is not None}
-        return [method for method in means if len(means) > 1 and means[method] == max(means.values())]
+        sound = [mean for cell in early if not cell.collapsed and (mean := cell.mean(of)) is not None]
+        best = max(sound or means.values(), default=None)
+        return [method for method in means if len(means) > 1 and means[method] == best]
 
     def mean_over_cells(self, method: str, of: Quantity) -> float | None:
         """The mean of a number over all runs of a method, at any sparsity."""
@@ -179,7 +214,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """Runs in groups that may be compared: all but method, sparsity and seed is the same in a group."""
     gathered: dict[str, dict[Path, Run]] = defaultdict(dict)
     for run in runs:
-        gathered[json.dumps(_common(run.spec), sort_keys=True)][run.path.resolve()] = run
+        gathered[_key(run.spec)][run.path.resolve()] = run
     titles = _titles([next(iter(found.values())).spec for found in gathered.values()])
     made = [
         Group(title, tuple(found.values()), tuple(labels([run.spec for run in found.values()])))
@@ -191,10 +226,13 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 def labels(specs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The methods of runs by name, with the knobs in which the runs of that method differ, and the sanity check."""
     variants: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for spec in specs:
-        if spec:
-            for name, value in _settings(spec).items():
-                variants[spec["method"]][name].add(json.dumps(value))
+    known = [spec for spec in specs if spec]
+    names: dict[str, set[str]] = defaultdict(set)
+    for spec in known:
+        names[spec["method"]] |= _settings(spec).keys()
+    for spec in known:
+        for name in names[spec["method"]]:
+            variants[spec["method"]][name].add(json.dumps(_settings(spec).get(name)))
     return [_label(spec, variants[spec["method"]]) if spec else "?" for spec in specs]
 
 
@@ -205,6 +243,10 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _label(spec: Mapping[str, Any], variants: Mapping[str, set[str]]) -> str:
     odd = [f"{name}={value}" for name, value in _settings(spec).items() if len(variants[name]) > 1]
     return " ".join([spec["method"], *odd, *([f"+{spec['check']}"] if spec["check"] else [])])
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    return json.dumps(_common(spec), sort_keys=True)
 
 
 def _common(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +262,8 @@ def _titles(specs: Sequence[Mapping[str, Any]]) -> list[str]:
     full = []
     for title, spec in zip(titles, specs, strict=True):
         alike = [_common(other) for other, name in zip(specs, titles, strict=True) if name == title]
-        odd = [name for name, value in _common(spec).items() if any(other.get(name) != value for other in alike)]
+        written = {name: json.dumps(value) for name, value in _common(spec).items()}
+        odd = [name for name, text in written.items() if any(json.dumps(o.get(name)) != text for o in alike)]
         extra = ", ".join(f"{name} {_common(spec)[name]}" for name in odd)
         full.append(f"{title}; {extra}" if extra else title)
     return full

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def screen(runs: Sequence[Run], steps: Mapping[str, int], *, now: float) -> Rend
 
 
 def _group(group: Group) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(group.title, style="bold")]
+    parts: list[RenderableType] = [Text(tables.printable(group.title), style="bold")]
     if group.methods:
         parts.append(tables.to_rich(tables.accuracy(group)))
     failed = [line for line in tables.unfinished(group) if line.startswith(("failed", "damaged"))]
@@ -100,7 +101,8 @@ def _name(run: Run) -> str:
     spec = run.spec
     check = f" +{spec['check']}" if spec["check"] else ""
     sparsity = f" {100 * spec['sparsity']:g}%" if spec["sparsity"] else ""
-    return f"{spec['recipe']['data']} {spec['recipe']['model']} {spec['method']}{check}{sparsity} seed {spec['seed']}"
+    name = f"{spec['recipe']['data']} {spec['recipe']['model']} {spec['method']}{check}{sparsity} seed {spec['seed']}"
+    return tables.printable(name)
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,11 @@ class Status:
         found: Mapping[str, Any] = run.status or {}
         try:
             step, steps, now = int(found["step"]), int(found["steps"]), float(found["time"])
-            values = tuple(float(value) for value in found["values"])
+            values = tuple(float(value) for value in found["values"] if isfinite(value))
             seconds = now - float(found.get("began", now))
             rate = (step - int(found.get("began_step", step))) / seconds if seconds > 0 else None
-            return cls(step, steps, str(found["work"]), values, now, rate or None)
-        except (KeyError, TypeError, ValueError):
+            return cls(step, steps, tables.printable(str(found["work"])), values, now, rate or None)
+        except (KeyError, TypeError, ValueError, OverflowError):
             return cls()
 
     @property

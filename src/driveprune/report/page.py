@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -23,7 +24,7 @@ from markupsafe import Markup
 from driveprune.files import checked_json
 from driveprune.report import palette, tables
 from driveprune.report.claims import claims
-from driveprune.report.groups import WORKS, Group, base, is_check, prunes_early, quantity
+from driveprune.report.groups import WORKS, Cell, Group, base, is_check, prunes_early, quantity
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
@@ -158,12 +159,11 @@ def _unique(names: Sequence[str]) -> list[str]:
     >>> _unique(["a", "b", "a"])
     ['a', 'b', 'a~2']
     """
-    seen: Counter[str] = Counter()
-    found = []
+    found: dict[str, None] = {}
     for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
-    return found
+        free = (name if number == 1 else f"{name}~{number}" for number in count(1))
+        found[next(each for each in free if each not in found)] = None
+    return list(found)
 
 
 def _styles(methods: Sequence[str]) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def _figures(group: Group) -> list[_Figure]:
     methods = {run.spec["method"] for run in pruned}
     has = {
         "accuracy": bool(pruned),
-        "relative": "imp" in methods and len(methods) > 1,
+        "relative": group.reference("imp") is not None and len(methods) > 1,
         "cost": bool(pruned),
         "phases": bool(group.cells),
         "effective": _have(pruned, "effective_sparsity"),
@@ -299,23 +299,29 @@ def _advice(number: int, group: Group) -> _Advice:
 
 
 def _choice(group: Group, sparsity: float) -> _Choice | None:
-    cells = [cell for cell in group.cells.values() if cell.sparsity == sparsity and prunes_early(cell.method)]
-    if not cells:
+    early = [cell for cell in group.cells.values() if cell.sparsity == sparsity and prunes_early(cell.method)]
+    means = {cell.method: mean for cell in early if (mean := cell.mean("last")) is not None}
+    if not means:
         return None
-    cell = max(cells, key=lambda cell: cell.mean("last") or 0.0)
-    dense, imp = group.cell(DENSE, 0.0), group.cell("imp", sparsity)
-    accuracy = cell.mean("last") or 0.0
+    cell = max((cell for cell in early if cell.method in means), key=lambda c: (not c.collapsed, means[c.method]))
+    accuracy = means[cell.method]
+    dense, imp = group.cell(DENSE, 0.0), group.cell(group.reference("imp") or "", sparsity)
     return _Choice(
         sparsity,
         cell.method,
         accuracy,
         cell.deviation("last"),
-        None if dense is None else 100 * (accuracy - (dense.mean("last") or 0.0)),
-        None if imp is None else 100 * (accuracy - (imp.mean("last") or 0.0)),
+        _points_above(accuracy, dense),
+        _points_above(accuracy, imp),
         cell.mean("pruning") or 0.0,
         None if imp is None else imp.mean("pruning"),
         cell.collapsed > 0,
     )
+
+
+def _points_above(accuracy: float, other: Cell | None) -> float | None:
+    mean = None if other is None else other.mean("last")
+    return None if mean is None else 100 * (accuracy - mean)
 
 
 @dataclass(frozen=True)
@@ -394,7 +400,13 @@ def _data(
         "works": WORKS,
         "labels": _styles(methods),
         "groups": [
-            {"title": group.title, "data": group.data, "model": group.model, "layers": _layer_names(group)}
+            {
+                "title": group.title,
+                "data": group.data,
+                "model": group.model,
+                "layers": _layer_names(group),
+                "imp": group.reference("imp"),
+            }
             for group in groups
         ],
         "runs": [
@@ -424,7 +436,8 @@ def _run(run: Run) -> dict[str, Any]:
 
 def _command(run: Run) -> str:
     """What does the run again, elsewhere: a run that is done is not done again in its own store."""
-    return f"driveprune run --spec {shlex.quote(str(run.path / 'spec.json'))} --runs repeated"
+    spec = "spec.json" if run.standing == "missing" else str(run.path / "spec.json")  # the one below, to download
+    return f"driveprune run --spec {shlex.quote(spec)} --runs repeated"
 
 
 def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -438,8 +451,8 @@ def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
         "effective": _number(result.get("effective_sparsity"), 8),
         "removed": _number(result.get("sparsity"), 8),
         "collapsed": bool(result.get("collapsed")),
-        "macs": [result.get("macs"), result.get("dense_macs")],
-        "bytes": result.get("net_bytes"),
+        "macs": [_number(result.get("macs")), _number(result.get("dense_macs"))],
+        "bytes": _number(result.get("net_bytes")),
         "speedup": _number(result.get("speedup")),
         "kept": [_number(layer["kept"] / max(1, layer["weights"]), 6) for layer in result.get("layers") or ()],
         "epochs": epochs,

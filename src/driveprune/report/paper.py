@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from driveprune import recipes
+from driveprune import methods, recipes
 from driveprune.runs.spec import DENSE
 
 
@@ -76,15 +77,45 @@ def total_hours(data: str, model: str) -> dict[str, float]:
     return {row["method"]: float(row["hours"]) for row in found if (row["data"], row["model"]) == (data, model)}
 
 
-def differences(spec: Mapping[str, Any]) -> str:
-    """In which settings a run is not the paper's; empty if in none, or if the paper has nothing to compare with."""
+def default_knobs(method: str) -> dict[str, Any] | None:
+    """The knobs of a method of this package, as a spec has them; None for one of the user's: it is not imported."""
+    found: dict[str, Any] | None = (
+        json.loads(json.dumps(methods.knobs(method))) if method in methods.names() else None
+    )
+    return found
+
+
+def paper_knobs(data: str, model: str, method: str) -> dict[str, Any] | None:
+    """The knobs with which the paper used a method; None if it did not."""
+    name, defaults = f"paper-{model}-{data}", default_knobs(method)
+    if name not in recipes.names() or defaults is None or method not in {"imp", "snip", "synflow", "drive"}:
+        return None
+    found: dict[str, Any] = json.loads(json.dumps({**defaults, **recipes.get(name).knobs.get(method, {})}))
+    return found
+
+
+def differences(spec: Mapping[str, Any], knobs: Mapping[str, Mapping[str, Any]]) -> str:
+    """In which settings runs are not the paper's; empty if in none, or if the paper has nothing to compare with.
+
+    Args:
+        spec: what the runs have in common.
+        knobs: method -> the knobs with which it was run.
+
+    """
     wanted = spec.get("recipe", {})
     name = f"paper-{wanted.get('model')}-{wanted.get('data')}"
     if name not in recipes.names():
         return ""
     theirs = recipes.get(name).to_json()
-    odd = {key: value for key, value in wanted.items() if key not in {"knobs", "sparsities"} and theirs[key] != value}
-    said = [f"{key.replace('_', ' ')} {_said(odd[key])} (paper {_said(theirs[key])})" for key in odd]
+    odd = [key for key, value in wanted.items() if key not in {"knobs", "sparsities"} and theirs[key] != value]
+    said = [f"{key.replace('_', ' ')} {_said(wanted[key])} (paper {_said(theirs[key])})" for key in odd]
+    for method, ours in knobs.items():
+        printed = paper_knobs(wanted["data"], wanted["model"], method) or ours
+        said += [
+            f"{method}'s {key.replace('_', ' ')} {_said(ours.get(key))} (paper {_said(value)})"
+            for key, value in printed.items()
+            if ours.get(key) != value
+        ]
     return ", ".join([*said, *([] if spec["official"] else ["data that are not the official ones"])])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from rich.markup import escape
 
 from driveprune.report import paper
 from driveprune.report.claims import Claim, signed
-from driveprune.report.groups import Cell, Group, quantity
+from driveprune.report.groups import Cell, Group, base, quantity
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
@@ -72,7 +73,7 @@ def _accuracy(group: Group, method: str, sparsity: float, of: Literal["last", "b
     left = group.left(method, sparsity)
     if cell is None or mean is None:
         return Entry(", ".join(sorted({run.standing for run in left})) or "-")
-    printed = paper.accuracy(group.data, group.model, method, sparsity)
+    printed = _printed(group, method, sparsity)
     return Entry(
         spread(mean, cell.deviation(of)) + (f" ({len(cell.runs)} of {len(cell.runs) + len(left)})" if left else ""),
         strong=method in group.best_early(sparsity, of),
@@ -80,6 +81,12 @@ def _accuracy(group: Group, method: str, sparsity: float, of: Literal["last", "b
         paper=printed,
         difference=None if printed is None else 100 * mean - printed,
     )
+
+
+def _printed(group: Group, method: str, sparsity: float) -> float | None:
+    """What the paper has for a method: only for the variant that stands for it."""
+    name = base(method)
+    return paper.accuracy(group.data, group.model, name, sparsity) if method == group.reference(name) else None
 
 
 def times(group: Group) -> Table:
@@ -93,12 +100,12 @@ def times(group: Group) -> Table:
 
 def _times(group: Group, method: str) -> tuple[Entry, ...]:
     pruning, total = (group.mean_over_cells(method, of) for of in ("pruning", "total"))
-    printed = paper.pruning_seconds(group.data, group.model)
-    theirs = printed["imp"] / printed[method] if {"imp", method} <= printed.keys() else None
+    printed = paper.pruning_seconds(group.data, group.model) if method == group.reference(base(method)) else {}
+    theirs = printed["imp"] / printed[base(method)] if {"imp", base(method)} <= printed.keys() else None
     faster = {of: speedup(group, method, of) for of in ("pruning", "total")}
     return (
         Entry(method),
-        Entry("") if method == DENSE else _beside_paper(f"{pruning:,.2f}", pruning, printed.get(method)),
+        Entry("") if method == DENSE else _beside_paper(f"{pruning:,.2f}", pruning, printed.get(base(method))),
         Entry(f"{total:,.1f}"),
         _beside_paper(_faster(faster["pruning"]), faster["pruning"], theirs),
         Entry(_faster(faster["total"])),
@@ -111,13 +118,22 @@ def _beside_paper(text: str, value: float | None, printed: float | None) -> Entr
 
 
 def speedup(group: Group, method: str, of: Literal["pruning", "total"]) -> float | None:
-    """How many times the time of a method IMP takes; None for IMP itself and for the dense network."""
-    ours, imp = group.mean_over_cells(method, of), group.mean_over_cells("imp", of)
-    return imp / ours if imp and ours and method not in {"imp", DENSE} else None
+    """How many times the time of a method IMP takes, at the sparsities that both have.
+
+    None for IMP itself and for the dense network.
+    """
+    imp = group.reference("imp")
+    if imp is None or base(method) in {"imp", DENSE}:
+        return None
+    common = [s for s in group.sparsities if (imp, s) in group.cells and (method, s) in group.cells]
+    ours, theirs = (sum(group.cells[name, s].mean(of) or 0.0 for s in common) for name in (method, imp))
+    return theirs / ours if ours and theirs else None
 
 
 def _faster(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:,.1f}× faster"
+    if ratio is None:
+        return ""
+    return f"{ratio:,.1f}× faster" if ratio >= 1 else f"{1 / ratio:,.1f}× slower"
 
 
 def notes(group: Group) -> list[str]:
@@ -130,15 +146,27 @@ def notes(group: Group) -> list[str]:
         lines.append("(1 of 3): so many of the wanted runs are done")
     if any(cell.collapsed for cell in group.cells.values()):
         lines.append("* underlined: no path leads from input to output any more, the network cannot learn")
-    if ratio := speedup(group, "drive", "pruning"):
-        lines.append(f"drive obtains its sparse networks {ratio:,.1f}× faster than imp")
-    if odd := paper.differences(group.spec):
+    drive = group.reference("drive")
+    if ratio := speedup(group, drive, "pruning") if drive else None:
+        lines.append(f"{drive} obtains its sparse networks {_faster(ratio)} than {group.reference('imp')}")
+    if odd := paper.differences(group.spec, _knobs(group)):
         lines.append(f"the paper's numbers are for other settings: {odd}")
+    if group.repeats:
+        lines.append(f"{group.repeats} runs repeat others, in another store: they count once")
     if ratio and (epochs := _imp_epochs(group)) and epochs != PAPER_IMP_EPOCHS:
         lines.append(f"imp trains {epochs:g} epochs before its last cut here, {PAPER_IMP_EPOCHS} in the paper")
     if group.data == "tiny-imagenet" and "snip" in group.methods:
         lines.append("the paper prints the same SNIP numbers for VGG-16 and ResNet-18 on Tiny ImageNet: a slip")
     return lines
+
+
+def _knobs(group: Group) -> dict[str, dict[str, Any]]:
+    """The knobs of the variant that stands for each method."""
+    found: dict[str, dict[str, Any]] = {}
+    for label, run in zip(group.labels, group.runs, strict=True):
+        if run.spec and label == group.reference(base(label)):
+            found.setdefault(base(label), run.spec["knobs"])
+    return found
 
 
 def _imp_epochs(group: Group) -> float | None:
@@ -149,11 +177,24 @@ def _imp_epochs(group: Group) -> float | None:
 
 def unfinished(group: Group) -> list[str]:
     """A line for each run that gave no result."""
-    return [f"{run.standing}: {run.path.name}{_why(run)}" for run in group.unfinished]
+    return [printable(f"{run.standing}: {run.path.name}{_why(run)}") for run in group.unfinished]
 
 
 def _why(run: Run) -> str:
     return f": {run.error.strip().splitlines()[-1]}" if run.error and run.error.strip() else ""
+
+
+def printable(text: str) -> str:
+    r"""Text without what a terminal would obey.
+
+    >>> printable("a\x1b[2Jb")
+    'a\ufffd[2Jb'
+    """
+    return "".join("\ufffd" if unicodedata.category(letter) in _NOT_SHOWN else letter for letter in text)
+
+
+_NOT_SHOWN = {"Cc", "Cf", "Cs"}
+"""Control characters, those that turn the direction of writing, halves of letters."""
 
 
 def to_rich(table: Table) -> rich_table.Table:
@@ -168,7 +209,8 @@ def to_rich(table: Table) -> rich_table.Table:
 
 
 def _rich(entry: Entry) -> str:
-    text = f"[underline]{escape(entry.text)}[/]*" if entry.collapsed else escape(entry.text)
+    plain = escape(printable(entry.text))
+    text = f"[underline]{plain}[/]*" if entry.collapsed else plain
     text = f"[bold]{text}[/]" if entry.strong else text
     return text + _beside(entry)
 
@@ -185,8 +227,12 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([_plain_line(value) for value in row] for row in rows)
     return file.getvalue()
+
+
+def _plain_line(value: object) -> object:
+    return value.replace("\r", " ") if isinstance(value, str) else value
 
 
 def table_csv(table: Table) -> str:
@@ -223,7 +269,7 @@ def _cell_row(group: Group, cell: Cell) -> list[object]:
     return [
         cell.method, cell.sparsity, len(cell.runs), cell.mean("last"), cell.deviation("last"), cell.mean("best"),
         cell.deviation("best"), cell.mean("pruning"), cell.mean("total"), cell.mean("effective"), cell.collapsed,
-        paper.accuracy(group.data, group.model, cell.method, cell.sparsity),
+        _printed(group, cell.method, cell.sparsity),
     ]  # fmt: skip
 
 
@@ -260,19 +306,25 @@ def latex_escape(text: str) -> str:
     >>> latex_escape("drive_2 at 98%")
     'drive\\_2 at 98\\%'
     """
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(_LATEX.get(letter, letter) for letter in printable(text))
 
 
 def to_latex(table: Table, about: str) -> str:
     """A table for a paper (with the package booktabs)."""
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{latex_escape(f'{about}: {table.title}')}}}",
+        r"\begin{table}", r"\centering",
+        rf"\caption{{{latex_escape(f'{about}: {table.title}{_explained(table)}')}}}",
         rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"\toprule",
         " & ".join(latex_escape(name) for name in table.header) + r" \\", r"\midrule",
         *(" & ".join(_latex(entry) for entry in row) + r" \\" for row in table.rows),
         r"\bottomrule", r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _explained(table: Table) -> str:
+    cut = any(entry.collapsed for row in table.rows for entry in row)
+    return "; underlined: no path is left from input to output" if cut else ""
 
 
 def _latex(entry: Entry) -> str:

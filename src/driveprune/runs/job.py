@@ -20,7 +20,7 @@ from torch import nn
 
 from driveprune import models
 from driveprune.batches import Data
-from driveprune.files import write_json
+from driveprune.files import write_atomically, write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
@@ -86,7 +86,7 @@ def _carried_out(
             trained = _train(model, spec, data, checkpoints, every, beginning, told)
             result = _result(folder, spec, data, model, trained)
     except Exception:
-        (folder / "error.txt").write_text(traceback.format_exc())
+        write_atomically(folder / "error.txt", traceback.format_exc().encode("utf-8", "replace"))
         raise
     finally:
         if beginning is not None:
@@ -97,14 +97,19 @@ def _carried_out(
 
 def build_model(spec: Spec, data: Data) -> nn.Module:
     """The network of a run with its initial weights, which depend on the seed alone."""
-    recipe = spec.recipe
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(spec.seed, "init"))
-        shape = data.train.x.shape
-        model = models.build(
-            recipe.model, classes=len(data.classes), width=recipe.width, inputs=shape[1], size=shape[2]
-        )
+        model = models.build(**network_of(spec, data))
     return model.to(spec.device)
+
+
+def network_of(spec: Spec, data: Data) -> dict[str, Any]:
+    """What `models.build` needs to make the network of a run again."""
+    shape = data.train.x.shape
+    return {
+        "name": spec.recipe.model, "classes": len(data.classes), "width": spec.recipe.width, "inputs": shape[1],
+        "size": shape[2],
+    }  # fmt: skip
 
 
 def steps_per_epoch(spec: Spec, data: Data) -> int:
@@ -133,7 +138,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
     table = _summary(model, trained.mask, data, spec)
     effective = table.effective_sparsity
     about = {key: value for key, value in spec.to_json().items() if key != "recipe"}
-    about |= {"run": spec.id, "effective_sparsity": effective, **environment()}
+    about |= {"run": spec.id, "network": network_of(spec, data), "effective_sparsity": effective, **environment()}
     save(folder / "net.safetensors", model, trained.mask, provenance=about)
     result = {
         "id": spec.id,

@@ -96,6 +96,11 @@ class Spec:
         """An error that names the first value that no run can have."""
         if self.schema != SCHEMA:
             raise ValueError(f"this is a spec of another version: its schema is {self.schema!r}, not {SCHEMA}")
+        for name in ("method", "check", "device", "precision", "model_code", "method_code", "fingerprint"):
+            if not isinstance(value := getattr(self, name), str):
+                raise TypeError(f"{name} must be a word, got {value!r}")
+        if not isinstance(self.official, bool) or not isinstance(self.channels_last, bool):
+            raise TypeError(f"official and channels_last must be true or false, got {self.official!r}")
         if type(self.seed) is not int or type(self.threads) is not int or type(self.holdout) is not int:
             found = f"{self.seed!r}, {self.threads!r}, {self.holdout!r}"
             raise TypeError(f"seed, threads and holdout must be whole numbers, got {found}")

@@ -18,9 +18,12 @@ import hashlib
 import json
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +32,9 @@ from filelock import FileLock
 from driveprune.files import read_json, read_state, read_tensors, write_json, write_state
 from driveprune.runs.spec import Spec
 from driveprune.train import State
+
+if sys.platform != "win32":
+    import fcntl
 
 Standing = Literal["done", "running", "unfinished", "failed", "damaged", "missing"]
 """How far a run is. Unfinished: begun, and nobody is working on it. Missing: wanted by a sweep, not begun."""
@@ -202,17 +208,44 @@ def write_wanted(root: Path, specs: Iterable[Spec], lengths: Mapping[str, int]) 
 
 
 def read_wanted(root: Path) -> dict[str, tuple[dict[str, Any], int]]:
-    """The runs that the sweeps of a store want: id -> spec and steps."""
-    found = {}
+    """The runs that the sweeps of a store want: id -> spec and steps. A damaged list is left out."""
+    found: dict[str, tuple[dict[str, Any], int]] = {}
     for path in sorted(root.glob("sweeps/*.json")):
-        try:
-            for name, each in read_json(path).items():
-                spec = Spec.from_json(each["spec"])
-                if spec.id == name:
-                    found[name] = (spec.to_json(), int(each["steps"]))
-        except (ValueError, TypeError, KeyError) as error:
-            warnings.warn(f"{path} is not read: {error}", DamagedWarning, stacklevel=2)
+        wanted = _wanted(path, *_stamp(path))
+        if isinstance(wanted, dict):
+            found |= wanted
     return found
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        known = path.stat()
+        return known.st_mtime_ns, known.st_size
+    except OSError:
+        return 0, 0
+
+
+@lru_cache(maxsize=256)
+def _wanted(path: Path, _modified: int, _size: int) -> dict[str, tuple[dict[str, Any], int]] | str:
+    """What one sweep wants, or why its list cannot be read."""
+    try:
+        found = {}
+        for name, each in read_json(path).items():
+            spec = Spec.from_json(each["spec"])
+            if spec.id != name:
+                raise ValueError(f"{name} is not the run of its spec")
+            found[name] = (spec.to_json(), int(each["steps"]))
+        return found
+    except _ODD as error:
+        return f"the list of a sweep cannot be read: {_said(error)}"
+
+
+_ODD = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+"""What reading a file may raise that somebody else has written."""
+
+
+def _said(error: BaseException) -> str:
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
 def read_runs(paths: Iterable[Path], known: Mapping[Path, Run] | None = None) -> list[Run]:
@@ -227,64 +260,76 @@ def read_runs(paths: Iterable[Path], known: Mapping[Path, Run] | None = None) ->
         if (path / "spec.json").exists():
             runs.append(read_run(path))
             continue
-        folders = (folder for folder in sorted(path.glob("*/")) if (folder / "spec.json").exists())
-        runs += [(known or {}).get(folder) or read_run(folder) for folder in folders]
         wanted = {name: spec for name, (spec, _) in read_wanted(path).items()}
-        runs += [
-            Run(path / name, "missing", spec)
-            for name, spec in wanted.items()
-            if not (path / name / "spec.json").exists()
-        ]
+        folders = [folder for folder in sorted(path.glob("*/")) if (folder / "spec.json").exists()]
+        for folder in folders:
+            run = (known or {}).get(folder) or read_run(folder)
+            runs.append(replace(run, spec=wanted[folder.name]) if not run.spec and folder.name in wanted else run)
+        begun = {folder.name for folder in folders}
+        runs += [Run(path / name, "missing", spec) for name, spec in wanted.items() if name not in begun]
+        for sweep in sorted(path.glob("sweeps/*.json")):
+            if isinstance(why := _wanted(sweep, *_stamp(sweep)), str):
+                runs.append(Run(sweep, "damaged", {}, error=why))
     return runs
 
 
 def read_run(folder: Path) -> Run:
-    """One run as its folder shows it."""
-    try:
-        spec = read_json(folder / "spec.json")
-        Spec.from_json(spec)  # a run of this version
-    except (ValueError, TypeError, KeyError) as error:
-        return Run(folder, "damaged", {}, error=str(error))
+    """One run as its folder shows it; whatever is odd about its files makes it a damaged one."""
+    spec: dict[str, Any] = {}
     status = _plain_json(folder / "status.json")
     try:
+        spec = Spec.from_json(read_json(folder / "spec.json")).to_json()  # a run of this version
         if (folder / "result.json").exists():
             result = read_json(folder / "result.json")
             _check_result(result)
             return Run(folder, "done", spec, result, status)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"result.json has no {error}" if isinstance(error, KeyError) else str(error)
-        return Run(folder, "damaged", spec, status=status, error=why)
-    if (folder / "error.txt").exists():
-        return Run(folder, "failed", spec, status=status, error=(folder / "error.txt").read_text().strip())
+        if (folder / "error.txt").exists():
+            error = (folder / "error.txt").read_text(encoding="utf-8", errors="replace").strip()
+            return Run(folder, "failed", spec, status=status, error=error)
+    except _ODD as error:
+        return Run(folder, "damaged", spec, status=status, error=_said(error))
     return Run(folder, "running" if _is_locked(folder) else "unfinished", spec, status=status)
 
 
 def _check_result(result: Mapping[str, Any]) -> None:
     """An error that names what a result lacks."""
-    numbers = [result[name] for name in ("last", "best", "effective_sparsity", "net_bytes", "macs", "dense_macs")]
-    numbers += [result["sparsity"], *result["seconds"].values(), result.get("speedup")]
-    numbers += [row.get(name, 0) for row in result["rows"] for name in ("cycle", "epoch", "test", "sparsity")]
+    may_lack = [result[name] for name in ("last", "best", "effective_sparsity", "net_bytes", "macs", "dense_macs")]
+    may_lack += [result.get("speedup"), *(row.get("test") for row in result["rows"])]
+    numbers = [value for value in may_lack if value is not None]
+    numbers += [result["sparsity"], *result["seconds"].values()]
+    numbers += [row[name] for row in result["rows"] for name in ("cycle", "epoch", "sparsity")]
     numbers += [layer[name] for layer in result["layers"] for name in ("weights", "kept")]
-    if odd := [value for value in numbers if value is not None and not isinstance(value, int | float)]:
-        raise TypeError(f"a result has {odd[0]!r} for a number")
-    texts = [result["data"], *(layer["name"] for layer in result["layers"])]
+    if odd := [value for value in numbers if not isinstance(value, int | float) or not isfinite(value)]:
+        raise TypeError(f"a result has {str(odd[0])[:40]!r} for a number")
+    texts = [result["data"], result["best_by"], *(layer["name"] for layer in result["layers"])]
     if odd := [value for value in texts if not isinstance(value, str)]:
-        raise TypeError(f"a result has {odd[0]!r} for a name")
+        raise TypeError(f"a result has {str(odd[0])[:40]!r} for a name")
     if not all(isinstance(result["environment"][name], dict) for name in ("versions", "machine")):
         raise TypeError("a result has no environment")
     if not isinstance(result["collapsed"], bool):
-        raise TypeError(f"a result has {result['collapsed']!r} for true or false")
+        raise TypeError(f"a result has {str(result['collapsed'])[:40]!r} for true or false")
 
 
 def _is_locked(folder: Path) -> bool:
-    lock = lock_of(folder)
-    if not Path(lock.lock_file).exists():
+    """Whether a process is working on a run; only looked at, where the system can: nothing is written."""
+    if sys.platform == "win32":
+        lock = lock_of(folder)
+        try:
+            lock.acquire(timeout=0)
+        except (TimeoutError, OSError):
+            return True
+        lock.release()
         return False
     try:
-        lock.acquire(timeout=0)
-    except (TimeoutError, OSError):
+        handle = os.open(folder / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
         return True
-    lock.release()
+    finally:
+        os.close(handle)  # which lets go of it
     return False
 
 
@@ -295,7 +340,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 def _plain_json(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except _ODD:
         return None
     return content if isinstance(content, dict) else None

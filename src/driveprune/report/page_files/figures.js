@@ -1,10 +1,11 @@
 "use strict";
 // The figures, one function each: (group, width) -> nodes, or null if the filters leave nothing.
 
-const accuracyOf = (run) => 100 * run.last;
+const accuracyOf = (run) => (run.last == null ? null : 100 * run.last);
+const tested = (run) => run.done && run.last != null;
 
 function accuracy(group, width) {
-  const found = prunedIn(group);
+  const found = prunedIn(group).filter(tested);
   if (!found.length) return null;
   const dense = denseLine(group, accuracyOf);
   const rows = cells(found, accuracyOf);
@@ -48,7 +49,7 @@ function front(rows) {
 }
 
 function cost(group, width) {
-  const found = prunedIn(group);
+  const found = prunedIn(group).filter(tested);
   if (!found.length) return null;
   const time = (run) => Math.max(1e-3, run.pruning);
   const [low, high] = d3.extent(found, time);
@@ -101,11 +102,11 @@ function decades(low, high, most = 5) {
 function relative(group, width) {
   // whatever the filters: the line of IMP is what the others are compared with
   const imp = d3.rollup(
-    group.runs.filter((run) => run.done && labels[run.label].name === "imp"),
+    group.runs.filter((run) => tested(run) && labels[run.label].name === group.imp),
     (same) => d3.mean(same, accuracyOf),
     (run) => run.sparsity,
   );
-  const found = prunedIn(group).filter((run) => imp.has(run.sparsity) && labels[run.label].name !== "imp");
+  const found = prunedIn(group).filter((run) => tested(run) && imp.has(run.sparsity) && labels[run.label].name !== group.imp);
   if (!found.length) return null;
   const change = (run) => accuracyOf(run) - imp.get(run.sparsity);
   const rows = cells(found, change);

@@ -5,7 +5,7 @@
 const { works, labels, groups, runs } = JSON.parse(document.getElementById("data").textContent);
 runs.forEach((run, place) => {
   run.place = place;
-  run.done = run.last != null;
+  run.done = run.standing === "done";
 });
 groups.forEach((group, place) => {
   group.runs = runs.filter((run) => run.group === place);
@@ -15,13 +15,14 @@ const shown = { data: "", model: "", methods: new Set(labels.keys()) };
 
 // ---------------------------------------------------------------- words and elements
 
-const percent = (fraction) => `${(100 * fraction).toFixed(2)}%`;
+const percent = (fraction) => (fraction == null ? "unknown" : `${(100 * fraction).toFixed(2)}%`);
 const sparsityName = (sparsity) => `${+(100 * sparsity).toPrecision(6)}%`;
 const densityName = (density) => sparsityName(1 - density);
 const isDense = (run) => labels[run.label].name === "dense";
 const hashOf = (run) => `#run=${encodeURIComponent(run.id)}`;
 
 function timeName(seconds) {
+  if (seconds == null) return "unknown";
   if (seconds < 600) return `${seconds.toFixed(seconds < 10 ? 2 : seconds < 100 ? 1 : 0)} s`;
   return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }

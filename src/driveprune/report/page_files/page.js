@@ -8,13 +8,15 @@ const charts = new Map(
 );
 let version = 0;
 
-function draw(figure) {
+const widthOf = (figure) => figure.querySelector(".chart").clientWidth;
+
+function draw(figure, width = widthOf(figure)) {
   const chart = charts.get(figure);
   const box = figure.querySelector(".chart");
-  const state = `${version} ${box.clientWidth}`;
-  if (chart.drawn === state || !box.clientWidth) return;
-  const nodes = FIGURES[figure.dataset.figure](groups[figure.dataset.group], box.clientWidth);
-  box.replaceChildren(...(nodes ?? [make("p", { class: "empty" }, "Nothing to show with these filters.")]));
+  const state = `${version} ${width}`;
+  if (chart.drawn === state || !width) return;
+  const nodes = FIGURES[figure.dataset.figure](groups[figure.dataset.group], width);
+  box.replaceChildren(...(nodes ?? [make("p", { class: "empty" }, "Nothing to show: no run has these numbers, or the filters hide all that have.")]));
   makeReachable(box, figure.querySelector("h3").textContent);
   chart.drawn = state;
   if (!performance.getEntriesByName("first-chart").length) performance.mark("first-chart");
@@ -67,7 +69,11 @@ addEventListener("resize", () => {
   resized = setTimeout(drawSeen, 150);
 });
 
-const drawAll = () => charts.forEach((_, figure) => draw(figure));
+/** All widths first: to ask for one after each drawing would lay out the page anew each time. */
+function drawAll() {
+  const widths = new Map([...charts.keys()].map((figure) => [figure, widthOf(figure)]));
+  widths.forEach((width, figure) => draw(figure, width));
+}
 addEventListener("beforeprint", drawAll);
 matchMedia("print").addEventListener("change", (event) => (event.matches ? drawAll() : drawSeen()));
 
@@ -105,8 +111,8 @@ let listed = [];
 function listRow(run) {
   const numbers = run.done
     ? [
-        (100 * run.last).toFixed(2),
-        (100 * run.best).toFixed(2),
+        percent(run.last).replace("%", ""),
+        percent(run.best).replace("%", ""),
         isDense(run) ? "" : timeName(run.pruning),
         timeName(run.total),
       ]

@@ -1,0 +1,54 @@
+"""driveprune data list, get, check."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from driveprune import datasets
+from driveprune.cli.app import data_app, print_json, told
+from driveprune.cli.options import AsJson, DataDir, Size
+
+
+@data_app.command("list")
+@told
+def data_list(as_json: AsJson = False) -> None:
+    """List the data sets."""
+    if as_json:
+        print_json({name: str(datasets.describe(name)) for name in datasets.names()})
+        return
+    table = Table("data", "what it is")
+    for name in datasets.names():
+        table.add_row(f"[bold]{name}[/]", escape(str(datasets.describe(name))))
+    table.add_row("[bold]FOLDER[/]", "any folder of class folders")
+    Console().print(table)
+
+
+@data_app.command("get")
+@told
+def data_get(name: str, data_dir: DataDir = None) -> None:
+    """Download a data set, with its checksum."""
+    Console().print(escape(str(datasets.get(name, data_dir))), highlight=False, soft_wrap=True)
+
+
+@data_app.command("check")
+@told
+def data_check(name: str, data_dir: DataDir = None, size: Size = None, as_json: AsJson = False) -> None:
+    """Read a data set and say what is there, and whether it is the official one."""
+    data = datasets.load(name, data_dir, size=size)
+    facts = {
+        "name": data.label,
+        "training images": len(data.train),
+        "test images": len(data.test),
+        "shape": list(data.train.x.shape[1:]),
+        "classes": len(data.classes),
+        "official": data.official,
+        "note": data.note,
+        "fingerprint": data.fingerprint,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        Console().print(f"[bold]{key}[/]: {escape(str(value))}", highlight=False, soft_wrap=True)

@@ -1,0 +1,76 @@
+"""driveprune export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from driveprune import export as exports
+from driveprune import models
+from driveprune.cli.app import app, print_json, with_own_code
+from driveprune.cli.options import AsJson, list_of
+from driveprune.delivery import gained
+from driveprune.netfile import load, provenance
+
+
+@app.command()
+@with_own_code
+def export(
+    path: Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")],
+    format: Annotated[str, typer.Option(help=f"one of {', '.join(exports.names())}")] = "onnx",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the file (csr: the folder) to write")] = None,
+    model: Annotated[str | None, typer.Option(help="the model, or package.module.function that makes yours")] = None,
+    example: Annotated[str | None, typer.Option("--input", help="the shape of its input, as 3,32,32")] = None,
+    classes: Annotated[int, typer.Option(help="classes, for a model by name")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Write a network for other programs, and say what was gained by pruning it."""
+    file = path / "net.safetensors" if path.is_dir() else path
+    net, shape = _network_of(file, model, example, classes)
+    mask = load(file, net)
+    x = torch.zeros(1, *shape)
+    target = output or file.with_name(f"{file.stem}.{_ENDINGS.get(format, format)}")
+    exports.export(target, net, mask, x, format=format)
+    facts = gained(net, mask, x, file)
+    if as_json:
+        print_json({"written": str(target), **facts})
+        return
+    table = Table("", box=None, padding=(0, 2, 0, 0))
+    for title in ("dense", "now", ""):
+        table.add_column(title, justify="right")
+    for name, (dense, small) in facts.items():
+        numbers = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (dense, small))
+        table.add_row(name, *numbers, f"{dense / small:,.1f}× less" if small else "")
+    Console().print(table)
+    Console().print(f"written to {escape(str(target))}", highlight=False, soft_wrap=True)
+
+
+_ENDINGS = {"safetensors": "dense.safetensors", "torch-prune": "torch-prune.safetensors"}
+
+
+def _network_of(
+    file: Path, model: str | None, example: str | None, classes: int
+) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network that a file is of, freshly built, and the shape of an input.
+
+    What a file says of itself is taken for the models of this package only: code of the user's is named by the user.
+    """
+    about = provenance(file).get("network") or {}
+    if model is None and about.get("name") not in models.names():
+        raise ValueError(f"{file} does not say which model of this package it is: name it with --model")
+    if model is None or (model == about.get("name") and example is None):
+        wanted = {key: about[key] for key in ("classes", "width", "inputs", "size")}
+        net = models.build(model or about["name"], **wanted)
+        return net, (int(about["inputs"]), int(about["size"]), int(about["size"]))
+    if example is None:
+        raise ValueError("say the shape of an input with --input, such as --input 3,32,32")
+    shape = tuple(list_of(example, int, "--input"))
+    sizes = {"inputs": shape[0], "size": shape[-1]}
+    return models.build(model, classes=classes, **sizes), shape

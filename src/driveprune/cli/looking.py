@@ -1,0 +1,136 @@
+"""driveprune methods, recipes, show, compare."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from driveprune import methods as known
+from driveprune import recipes as known_recipes
+from driveprune.cli.app import app, print_json, told
+from driveprune.cli.options import AsJson
+from driveprune.cli.printed import print_run
+from driveprune.netfile import read
+from driveprune.report import tables
+from driveprune.runs.store import read_run
+from driveprune.summary import compared, summary
+
+
+@app.command()
+@told
+def methods(as_json: AsJson = False) -> None:
+    """List the methods of pruning, with their knobs."""
+    if as_json:
+        print_json({name: {"about": _about(name), "knobs": known.knobs(name)} for name in known.names()})
+        return
+    table = Table("method", "what it does", "knobs and defaults", show_lines=True)
+    for name in known.names():
+        knobs = "\n".join(f"{knob} = {default}" for knob, default in known.knobs(name).items())
+        table.add_row(f"[bold]{name}[/]", _about(name), knobs)
+    Console().print(table)
+
+
+def _about(method: str) -> str:
+    return (inspect.getdoc(importlib.import_module(f"driveprune.methods.{method}")) or "").partition(": ")[2]
+
+
+@app.command()
+@told
+def recipes(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[list | show NAME]")] = None, as_json: AsJson = False
+) -> None:
+    """List the recipes, or show all settings of one."""
+    match words or ["list"]:
+        case ["list"]:
+            name = None
+        case ["show", name] | [name]:
+            pass
+        case _:
+            raise ValueError(f"say `recipes list` or `recipes show NAME`, got {' '.join(words or ())!r}")
+    if name is not None:
+        settings = known_recipes.get(name).to_json()
+        if as_json:
+            print_json(settings)
+            return
+        table = Table("setting", "value", title=name)
+        for setting, value in settings.items():
+            table.add_row(setting, escape(json.dumps(value)))
+        Console().print(table)
+    elif as_json:
+        print_json({each: known_recipes.get(each).to_json() for each in known_recipes.names()})
+    else:
+        table = Table("recipe", "what it is")
+        for each in known_recipes.names():
+            table.add_row(f"[bold]{each}[/]", known_recipes.describe(each))
+        Console().print(table)
+
+
+@app.command()
+@told
+def show(
+    path: Annotated[Path, typer.Argument(help="a file written by driveprune.save, or the folder of a run")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what is kept of a network, layer by layer, and what is known of its run."""
+    if path.is_dir() and not (path / "net.safetensors").exists():
+        if not (path / "spec.json").exists():
+            raise ValueError(f"{path} is no folder of a run")
+        print_json(tables.plain(read_run(path))) if as_json else print_run(path)
+        return
+    file = path / "net.safetensors" if path.is_dir() else path
+    weights, mask = read(file)
+    dense = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    layers = [{**vars(layer), "shape": list(layer.shape)} for layer in summary(mask).layers]
+    if as_json:
+        print_json(
+            {"layers": layers, "bytes": file.stat().st_size, "dense_bytes": dense, "provenance": mask.provenance}
+        )
+        return
+    console = Console()
+    console.print(summary(mask))
+    effective = mask.provenance.get("effective_sparsity")
+    if effective is not None:
+        console.print(f"effective sparsity {effective:.4%}", highlight=False)
+    console.print(f"file {file.stat().st_size:,} bytes, all weights dense {dense:,} bytes", highlight=False)
+    if path.is_dir():
+        print_run(path)
+    for key, value in mask.provenance.items():
+        console.print(f"[bold]{escape(key)}[/]: {escape(str(value))}", highlight=False)
+
+
+@app.command()
+@told
+def compare(
+    first: Annotated[Path, typer.Argument(help="a network's file, or the folder of a run")],
+    second: Annotated[Path, typer.Argument(help="another one of the same model")],
+    as_json: AsJson = False,
+) -> None:
+    """How much two masks have in common, layer by layer."""
+    found = compared(_mask(first), _mask(second))
+    if as_json:
+        print_json([{**vars(layer), "overlap": layer.overlap, "chance": layer.chance} for layer in found])
+        return
+    table = Table("layer", title="weights kept in both, as a share of those kept in either")
+    for title in ("first", "second", "both", "overlap", "by chance"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for layer in found:
+        table.add_row(
+            escape(layer.name), f"{layer.first:,}", f"{layer.second:,}", f"{layer.both:,}", f"{layer.overlap:.1%}",
+            f"{layer.chance:.1%}", "█" * round(20 * layer.overlap), end_section=layer is found[-2],
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _mask(path: Path) -> Mapping[str, Tensor]:
+    return read(path / "net.safetensors" if path.is_dir() else path)[1]

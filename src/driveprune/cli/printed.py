@@ -1,0 +1,55 @@
+"""What several commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from driveprune.report import tables
+from driveprune.report.groups import groups
+from driveprune.runs.store import Run, read_run
+
+
+def print_report(runs: Iterable[Run], console: Console | None = None) -> None:
+    """The tables of runs, and what did not finish."""
+    console = console or Console()
+    for group in groups(runs):
+        title = escape(tables.printable(group.title))
+        console.print(f"\n[bold]{title}[/]", highlight=False, soft_wrap=True)
+        if group.methods:
+            for table in (tables.accuracy(group, "last"), tables.accuracy(group, "best"), tables.times(group)):
+                console.print(tables.to_rich(table))
+        for line in (*tables.notes(group), *tables.unfinished(group)):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _percent(fraction: float | None) -> str:
+    return "unknown" if fraction is None else f"{100 * fraction:.2f}%"
+
+
+def print_run(folder: Path) -> None:
+    """What came of a run, or how it stands."""
+    found = read_run(folder)
+    console = Console()
+    console.print(escape(str(folder)), highlight=False, soft_wrap=True)
+    if found.result is None:
+        console.print(f"{found.standing}{': ' + escape(found.error) if found.error else ''}", highlight=False)
+        return
+    result = found.result
+    by = "" if result["best_by"] == "test" else ", chosen by held-out images"
+    console.print(
+        f"[bold]{_percent(result['last'])}[/] test accuracy on {escape(result['data'])} after the last epoch, "
+        f"{_percent(result['best'])} after the best{by}", highlight=False,
+    )  # fmt: skip
+    effective = result["effective_sparsity"]
+    shown_effective = "unknown" if effective is None else f"{effective:.4%}"
+    console.print(f"sparsity {result['sparsity']:.4%}, effective {shown_effective}", highlight=False)
+    if result["collapsed"]:
+        console.print("[yellow]no path leads from input to output: the network cannot learn[/]")
+    works = ", ".join(f"{work} {value:.1f}" for work, value in result["seconds"].items() if work != "pruning")
+    console.print(
+        f"seconds: {works}; to the sparse network {result['seconds'].get('pruning', 0):.2f}", highlight=False
+    )

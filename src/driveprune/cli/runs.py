@@ -1,0 +1,173 @@
+"""driveprune run, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from driveprune.cli.app import app, print_json, with_own_code
+from driveprune.cli.options import (
+    AsJson,
+    ChannelsLast,
+    DataDir,
+    Device,
+    Epochs,
+    Every,
+    Holdout,
+    ImageCount,
+    Kind,
+    Knobs,
+    Model,
+    Name,
+    PrecisionName,
+    RecipeName,
+    RunsDir,
+    Size,
+    TestCount,
+    Threads,
+    Width,
+    knobs_of,
+    list_of,
+    load_data,
+    machine,
+    recipe_of,
+    value_of,
+)
+from driveprune.cli.printed import print_report, print_run
+from driveprune.files import read_json
+from driveprune.progress import shown
+from driveprune.report import tables
+from driveprune.runs.job import carry_out
+from driveprune.runs.spec import Spec, make_spec
+from driveprune.runs.store import read_run
+from driveprune.runs.sweep import grid
+from driveprune.runs.sweep import sweep as run_all
+
+
+@app.command()
+@with_own_code
+def run(
+    method: Annotated[str, typer.Option(help="a method, see driveprune methods; dense: prune nothing")] = "drive",
+    sparsity: Annotated[float, typer.Option(help="the fraction of weights to remove, in [0, 1)")] = 0.98,
+    recipe: RecipeName = None,
+    kind: Kind = None,
+    data: Name = None,
+    model: Model = None,
+    data_dir: DataDir = None,
+    seed: int = 0,
+    knob: Knobs = None,
+    check: Annotated[str, typer.Option(help="a sanity check after the cut: shuffle, reinit or random")] = "",
+    epochs: Epochs = None,
+    width: Width = None,
+    images: ImageCount = None,
+    test_images: TestCount = None,
+    holdout: Holdout = 0,
+    size: Size = None,
+    threads: Threads = None,
+    device: Device = None,
+    precision: PrecisionName = None,
+    channels_last: ChannelsLast = True,
+    runs: RunsDir = Path("runs"),
+    every: Every = 60.0,
+    spec: Annotated[Path | None, typer.Option(help="repeat the run of this spec.json exactly")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train, prune and train on: one run. Killed or stopped, the same command goes on where it was."""
+    if spec is not None:
+        wanted = Spec.from_json(read_json(spec))
+        loaded = load_data(wanted.recipe.data, data_dir, wanted.size)
+    else:
+        chosen = recipe_of(recipe, kind, data, model, epochs, width, images, test_images)
+        loaded = load_data(chosen.data, data_dir, size)
+        wanted = make_spec(
+            chosen, loaded, method=method, sparsity=sparsity, seed=seed, knobs=knobs_of(knob), check=check,
+            holdout=holdout, size=size, **machine(threads, device, precision, channels_last),
+        )  # fmt: skip
+    try:
+        with shown(wanted.id.rpartition("-")[0]) as watch:
+            result = carry_out(runs, wanted, loaded, every=every, watch=watch)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json({**result, "folder": str(runs / wanted.id)})
+    else:
+        print_run(runs / wanted.id)
+
+
+@app.command()
+@with_own_code
+def sweep(
+    methods: Annotated[str, typer.Option(help="methods, separated by commas")] = "dense,imp,snip,synflow,drive",
+    sparsities: Annotated[str | None, typer.Option(help="by default the recipe's, as 0.9,0.95,0.98,0.993")] = None,
+    seeds: Annotated[str, typer.Option(help="seeds, separated by commas")] = "0",
+    checks: Annotated[str, typer.Option(help="sanity checks beside each run: shuffle,reinit,random,erk")] = "",
+    recipe: RecipeName = None,
+    kind: Kind = None,
+    data: Name = None,
+    model: Model = None,
+    data_dir: DataDir = None,
+    knob: Annotated[
+        list[str] | None, typer.Option("--knob", help="values of a method's knob, as drive.cuts=1,10,100; repeatable")
+    ] = None,
+    epochs: Epochs = None,
+    width: Width = None,
+    images: ImageCount = None,
+    test_images: TestCount = None,
+    holdout: Holdout = 0,
+    size: Size = None,
+    threads: Threads = None,
+    device: Device = None,
+    precision: PrecisionName = None,
+    channels_last: ChannelsLast = True,
+    runs: RunsDir = Path("runs"),
+    jobs: Annotated[int, typer.Option(help="runs at the same time; never changes what comes out")] = 1,
+    share: Annotated[bool, typer.Option(help="compute a common dense beginning once")] = True,
+    every: Every = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid: methods × sparsities × seeds. What is done is skipped, what was killed goes on."""
+    chosen = recipe_of(recipe, kind, data, model, epochs, width, images, test_images)
+    loaded = load_data(chosen.data, data_dir, size)
+    specs = grid(
+        chosen, loaded, methods=list_of(methods, str, "methods"),
+        sparsities=list_of(sparsities, float, "sparsities") if sparsities else chosen.sparsities,
+        seeds=list_of(seeds, int, "seeds"), checks=list_of(checks, str, "checks") if checks else [],
+        knobs=_grid_knobs(knob), holdout=holdout, size=size, **machine(threads, device, precision, channels_last),
+    )  # fmt: skip
+    outcome = run_all(
+        runs, specs, loaded, jobs=jobs, data_dir=None if data_dir is None else str(data_dir), share=share, every=every
+    )
+    found = [read_run(runs / spec.id) for spec in specs if (runs / spec.id / "spec.json").exists()]
+    if as_json:
+        print_json({**vars(outcome), "runs": [tables.plain(each) for each in found]})
+    else:
+        print_report(found)
+    for name, error in outcome.failed.items():
+        Console(stderr=True).print(f"[bold red]failed:[/] {escape(name)}: {escape(error)}", soft_wrap=True)
+    if outcome.interrupted:
+        Console(stderr=True).print("stopped; the same command goes on with what is left")
+        raise typer.Exit(130)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _grid_knobs(given: Iterable[str] | None) -> dict[str, dict[str, list[Any]]]:
+    """method.knob=value,value,...
+
+    >>> _grid_knobs(["drive.cuts=1,10"])
+    {'drive': {'cuts': [1, 10]}}
+    """
+    found: dict[str, dict[str, list[Any]]] = {}
+    for text in given or ():
+        left, equals, values = text.partition("=")
+        method, dot, name = left.strip().rpartition(".")
+        if not equals or not dot:
+            raise ValueError(f"a knob of a sweep is given as method.knob=value,value, got {text!r}")
+        found.setdefault(method, {})[name] = [value_of(value) for value in values.split(",")]
+    return found

@@ -1,0 +1,147 @@
+"""ONNX: the compacted network, for batches of any size, checked and compared with torch before it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import io
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from driveprune.compact import compact
+from driveprune.files import write_atomically
+from driveprune.graph import inputs_of
+from driveprune.mask import apply, unwrap
+
+TOLERANCE = 1e-5
+"""The largest difference to torch's output, relative to its largest value, with which a file is kept."""
+_BATCHES = (1, 2, 5)
+
+
+def write(path: Path, model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> None:
+    """Write the compacted network in evaluation mode."""
+    plain = _in_evaluation(model)
+    apply(plain, {name: kept.cpu() for name, kept in mask.items()})
+    try:
+        plain = compact(plain, mask, example)
+    except ValueError as error:
+        warnings.warn(f"{error}; it is written as it is, with its zeros", stacklevel=3)
+    write_atomically(path, to_onnx(plain, example))
+
+
+def _in_evaluation(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(unwrap(model)).cpu().eval()
+
+
+def to_onnx(model: nn.Module, example: Any) -> bytes:
+    """A network as the bytes of an ONNX file; an error if ONNX Runtime does not compute what torch does."""
+    args = _arguments(example)
+    onnx, runtime = needed("onnx"), needed("onnxruntime")
+    needed("onnxscript")
+    model.eval()
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    shapes = tuple({0: batch} if isinstance(arg, Tensor) else None for arg in args)
+    two = tuple(torch.cat([arg, arg]) if len(arg) == 1 else arg for arg in args)  # one example would be taken for all
+    with _quiet():
+        program = torch.onnx.export(model, two, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "net.onnx"
+        with _quiet():
+            program.save(str(file), external_data=False)  # type: ignore[union-attr]
+        content = file.read_bytes()
+    onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+    _compare(model, session(runtime, content), args)
+    return content
+
+
+def _arguments(example: Any) -> tuple[Tensor, ...]:
+    inputs = inputs_of(example)
+    args = (*inputs.args, *inputs.kwargs.values())
+    if not args or not all(isinstance(arg, Tensor) and arg.dim() for arg in args):
+        raise ValueError("for ONNX the example must be tensors with the examples of a batch in dimension 0")
+    return tuple(arg.detach().cpu() for arg in args)
+
+
+def needed(name: str) -> Any:
+    """A package that only exports need."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise ImportError(f"{name} is needed for ONNX: pip install 'driveprune[onnx]'") from None
+
+
+def session(runtime: Any, content: bytes, threads: int | None = None) -> Any:
+    """A network in ONNX Runtime, on the CPU."""
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def _compare(model: nn.Module, running: Any, args: tuple[Tensor, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size in _BATCHES:
+        batch = tuple(_like(arg, size, generator) for arg in args)
+        wanted = model(*batch)
+        wanted = wanted if isinstance(wanted, tuple | list) else (wanted,)
+        for theirs, ours in zip(run(running, batch), wanted, strict=True):
+            difference = float((torch.from_numpy(theirs) - ours).abs().max()) if ours.numel() else 0.0
+            if not difference <= TOLERANCE * max(1e-30, float(ours.abs().max())):
+                raise ValueError(
+                    f"ONNX Runtime does not compute what torch does: the outputs differ by {difference:g}"
+                )
+
+
+def _like(arg: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """A batch of the kind of an example: random numbers, or the same integers."""
+    if arg.is_floating_point():
+        return torch.randn(size, *arg.shape[1:], generator=generator).to(arg.dtype)
+    return arg[:1].expand(size, *arg.shape[1:]).contiguous()
+
+
+def run(running: Any, batch: tuple[Tensor, ...]) -> list[Any]:
+    """The outputs of a network in ONNX Runtime."""
+    names = [each.name for each in running.get_inputs()]
+    outputs: list[Any] = running.run(None, {name: arg.numpy() for name, arg in zip(names, batch, strict=True)})
+    return outputs
+
+
+def latencies(contents: Mapping[str, bytes], example: Any, *, rounds: int = 30, batch: int = 1) -> dict[str, float]:
+    """Median seconds for a batch of several networks in ONNX Runtime, taken in turn."""
+    runtime = needed("onnxruntime")
+    generator = torch.Generator().manual_seed(0)
+    args = tuple(_like(arg, batch, generator) for arg in _arguments(example))
+    running = {name: session(runtime, content) for name, content in contents.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in contents}
+    for turn in range(rounds + 3):
+        for name, each in running.items():
+            start = time.perf_counter()
+            run(each, args)
+            if turn >= 3:  # the first ones warm up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's own messages (it misses torchvision, which nothing here needs)."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,197 @@
+"""The network as a graph of operations (torch.fx), and what is known of each: value, signal, influence on the output.
+
+An element of a value is *live* if a path of kept weights leads from the input to it, and *needed* if one leads from
+it to the output. Both come from one run of the twin network (`driveprune.twin`) over the graph. Weights of a
+convolution count by channels: where one tap of a kernel is kept, the channels are joined. So the answers hold for
+inputs of any size.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from driveprune.gradients import evaluating, seeded
+from driveprune.graph import Inputs, fill, signal_of, total
+from driveprune.mask import parameters, unwrap
+from driveprune.twin import Twin
+
+_OUT_OF_PLACE = {operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+                 operator.itruediv: operator.truediv}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Element:
+    """Which elements of a node's value are live, and which are needed."""
+
+    live: Tensor
+    needed: Tensor
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    """A copy of a network as a graph; names of parameters and buffers are those of the unwrapped model."""
+    plain = copy.deepcopy(unwrap(model))
+    for module in plain.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    try:
+        found = fx.symbolic_trace(plain)
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(f"torch.fx cannot trace the network, so it cannot be compacted: {said}") from None
+    _functionalise(found)
+    _dropout_as_modules(found)
+    found.train(model.training)
+    return found
+
+
+def _functionalise(found: fx.GraphModule) -> None:
+    """Operations that write into their input write into a new tensor instead."""
+    for module in found.modules():
+        if getattr(module, "inplace", None) is True:
+            module.inplace = False  # type: ignore[assignment]
+    for node in list(found.graph.nodes):
+        if node.kwargs.get("inplace"):
+            node.kwargs = {**node.kwargs, "inplace": False}
+        elif node.op == "call_function" and node.target in _OUT_OF_PLACE:
+            node.target = _OUT_OF_PLACE[node.target]
+        elif node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__"):
+            node.target = node.target[:-1]
+        elif node.op == "call_function" and getattr(node.target, "__name__", "").endswith("_"):
+            node.target = getattr(torch, node.target.__name__[:-1])
+        else:
+            continue
+        _use_instead(found, node)
+    found.recompile()
+
+
+_DROPOUTS: dict[Any, type[nn.Module]] = {
+    F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.dropout3d: nn.Dropout3d,
+    F.alpha_dropout: nn.AlphaDropout,
+}  # fmt: skip
+
+
+def _dropout_as_modules(found: fx.GraphModule) -> None:
+    """`F.dropout(x, p, self.training)` was traced with the flag of then: a module follows train() and eval()."""
+    for node in list(found.graph.nodes):
+        follows = len(node.args) > 2 or "training" in node.kwargs  # without it dropout is always on
+        if node.op == "call_function" and node.target in _DROPOUTS and follows:
+            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+            name = f"{node.name}_module"
+            found.add_submodule(name, _DROPOUTS[node.target](p))
+            with found.graph.inserting_before(node):
+                node.replace_all_uses_with(found.graph.call_module(name, (node.args[0],)))
+            found.graph.erase_node(node)
+    found.recompile()
+
+
+def _use_instead(found: fx.GraphModule, node: fx.Node) -> None:
+    """Whoever used the tensor that was written into, after that, uses the new one."""
+    written = node.args[0] if node.args else None
+    if isinstance(written, fx.Node):
+        order = {each: place for place, each in enumerate(found.graph.nodes)}
+        for user in list(written.users):
+            if order[user] > order[node]:
+                user.replace_input_with(written, node)
+
+
+def arguments(found: fx.GraphModule, inputs: Inputs) -> list[Any]:
+    """An example input as the list of arguments that the graph takes."""
+    names = [node for node in found.graph.nodes if node.op == "placeholder"]
+    given = list(inputs.args)
+    for node in names[len(given) :]:
+        name = str(node.target)
+        if name in inputs.kwargs:
+            given.append(inputs.kwargs[name])
+        elif node.args:
+            given.append(node.args[0])  # its default
+        else:
+            raise ValueError(f"the example lacks the network's input {name!r}")
+    return given
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps every value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = value
+        return value
+
+
+@torch.no_grad()
+def values(found: fx.GraphModule, inputs: Inputs) -> dict[str, Any]:
+    """What every node computes for an example, in evaluation mode, in float64, by the node's name."""
+    exact = copy.deepcopy(found).double()
+    recorder = _Recorder(exact)
+
+    def double(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    with evaluating(exact), seeded(exact, 0):
+        recorder.run(*tree_map(double, arguments(found, inputs)))
+    return {node.name: value for node, value in recorder.values.items()}
+
+
+def elements(found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Element]:
+    """Live and needed elements of every node whose value is a floating tensor that depends on the input."""
+    with torch.inference_mode(False), torch.enable_grad(), seeded(found, 0):
+        twin = copy.deepcopy(found).cpu().double()
+        weights = parameters(twin)
+        fill(weights, by_channels(mask))
+        names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
+        recorder = _Recorder(twin)
+        given = tree_map(signal_of, arguments(found, inputs))
+        mode = Twin(names, {name: weight.numel() for name, weight in weights.items()}, mixing=True)
+        with evaluating(twin), mode, torch.autocast("cpu", enabled=False):
+            recorder.run(*given)
+        signal = total(next(value for node, value in recorder.values.items() if node.op == "output"))
+        known = {node.name: value for node, value in recorder.values.items() if _differentiable(value)}
+        found_gradients: tuple[Tensor | None, ...] = (None,) * len(known)
+        if signal.requires_grad:
+            found_gradients = torch.autograd.grad(signal, list(known.values()), allow_unused=True)
+    return {
+        name: Element(value.detach() != 0, torch.zeros_like(value, dtype=torch.bool) if slope is None else slope != 0)
+        for (name, value), slope in zip(known.items(), found_gradients, strict=True)
+    }
+
+
+def by_channels(mask: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A mask in which a kernel of a convolution is kept as a whole if one tap of it is."""
+    return {
+        name: kept.flatten(2).any(2).view(*kept.shape[:2], *[1] * (kept.dim() - 2)).expand_as(kept)
+        if kept.dim() > 2
+        else kept
+        for name, kept in mask.items()
+    }
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.requires_grad
+
+
+def depends_on_input(found: fx.GraphModule) -> set[str]:
+    """The names of the nodes that are computed from an input."""
+    names: set[str] = set()
+    for node in found.graph.nodes:
+        if node.op == "placeholder" or any(before.name in names for before in node.all_input_nodes):
+            names.add(node.name)
+    return names
+
+
+def activation_bytes(found: Mapping[str, Any]) -> int:
+    """The memory of all values of a run in float32 (each tensor once)."""
+    tensors = {id(leaf): leaf for value in found.values() for leaf in tree_leaves(value) if isinstance(leaf, Tensor)}
+    return sum(4 * leaf.numel() if leaf.is_floating_point() else leaf.nbytes for leaf in tensors.values())

@@ -1,0 +1,157 @@
+"""Every format is read back by the program that it is for."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import scipy.sparse
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils import prune as torch_prune
+
+import driveprune as dp
+from driveprune import export as exports
+from driveprune.export import export
+from driveprune.export.onnx import to_onnx
+from tests.nets import (
+    DenseLike,
+    InceptionLike,
+    MixerLike,
+    MobileLike,
+    Recurrent,
+    Transformer,
+    UNetLike,
+    convnet,
+    images,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
+
+
+def pruned(net, sparsity=0.9):
+    return dp.prune(net, method="erk", sparsity=sparsity)
+
+
+def test_formats():
+    assert exports.names() == ["csr", "onnx", "safetensors", "torch-prune"]
+    with pytest.raises(ValueError, match="format must be one of csr, onnx, safetensors, torch-prune, got 'tflite'"):
+        export("x", nn.Linear(2, 2), {}, None, format="tflite")
+
+
+@pytest.mark.parametrize("build", [convnet, DenseLike, InceptionLike, MobileLike, UNetLike, MixerLike])
+def test_onnx_runtime_computes_what_torch_does_for_any_batch(build, tmp_path):
+    net = build()
+    mask = pruned(net)
+    training = net.training
+    export(tmp_path / "net.onnx", net, mask, images()[0][:1], format="onnx")
+    assert net.training == training
+    onnx.checker.check_model(str(tmp_path / "net.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    net.eval()
+    for size in (1, 3, 8):
+        x = images(size, seed=size)[0]
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            wanted = net(x).numpy()
+        assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_onnx_is_of_the_compacted_network(tmp_path):
+    net = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 3))
+    mask = pruned(net, 0.95)
+    export(tmp_path / "net.onnx", net, mask, torch.zeros(1, 6), format="onnx")
+    small = dp.compact(net, mask, torch.zeros(1, 6))
+    shapes = [tuple(each.dims) for each in onnx.load(tmp_path / "net.onnx").graph.initializer]
+    assert small.get_submodule("0").out_features < 20
+    assert any(small.get_submodule("0").out_features in shape for shape in shapes)
+    assert not any(100 in shape for shape in shapes)
+
+
+def test_a_network_without_a_path_is_a_constant_in_onnx(tmp_path):
+    net = convnet().eval()
+    mask = {name: torch.zeros_like(w, dtype=torch.bool) for name, w in dp.prunable(net).items()}
+    export(tmp_path / "net.onnx", net, mask, images()[0][:1], format="onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: images(4)[0].numpy()})
+    assert np.allclose(found, net[-1].bias.detach().expand(4, 4).numpy(), atol=1e-6)
+
+
+def test_what_cannot_be_traced_is_written_as_it_is(tmp_path):
+    class Untraceable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+
+        def forward(self, x):
+            return self.layers(x) if x.shape[1] == 6 else x
+
+    net = Untraceable()
+    mask = pruned(net, 0.5)
+    with pytest.warns(UserWarning, match="it is written as it is"):
+        export(tmp_path / "net.onnx", net, mask, torch.zeros(1, 6), format="onnx")
+    assert (tmp_path / "net.onnx").exists()
+
+
+def test_a_wrong_onnx_file_is_not_kept(tmp_path, monkeypatch):
+    net = nn.Sequential(nn.Linear(6, 3))
+    monkeypatch.setattr("driveprune.export.onnx.TOLERANCE", -1.0)
+    with pytest.raises(ValueError, match="does not compute what torch does"):
+        export(tmp_path / "net.onnx", net, pruned(net, 0.5), torch.zeros(1, 6), format="onnx")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="the example must be tensors"):
+        to_onnx(net, {"x": 3})
+
+
+def test_the_dense_state_dict(tmp_path):
+    for net in (convnet(), Transformer(), Recurrent()):
+        mask = pruned(net, 0.5)
+        export(tmp_path / "net", net, mask, None, format="safetensors")
+        found = load_file(tmp_path / "net")
+        assert found.keys() == net.state_dict().keys()
+        assert all(torch.equal(found[name], value) for name, value in net.state_dict().items())
+
+
+def test_removed_weights_are_zero_whatever_the_model_holds(tmp_path):
+    net = nn.Linear(4, 4)
+    kept = torch.eye(4, dtype=torch.bool)
+    export(tmp_path / "net", net, {"weight": kept}, None, format="safetensors")
+    assert torch.equal(load_file(tmp_path / "net")["weight"], net.weight.detach() * kept)
+    assert net.weight.count_nonzero() == 16
+
+
+def test_torch_prune_loads_it(tmp_path):
+    net = convnet()
+    mask = pruned(net)
+    export(tmp_path / "net", net, mask, None, format="torch-prune")
+    other = convnet(seed=5)
+    for name, kept in mask.items():
+        path, _, leaf = name.rpartition(".")
+        torch_prune.custom_from_mask(other.get_submodule(path), leaf, torch.ones_like(kept))
+    other.load_state_dict(load_file(tmp_path / "net"))
+    x = images()[0]
+    net.eval()
+    other.eval()
+    assert torch.equal(net(x), other(x))
+    for name in mask:
+        path, _, leaf = name.rpartition(".")
+        torch_prune.remove(other.get_submodule(path), leaf)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in net.state_dict().items())
+
+
+def test_scipy_loads_it(tmp_path):
+    net = convnet()
+    mask = pruned(net)
+    export(tmp_path / "net", net, mask, None, format="csr")
+    shapes = json.loads((tmp_path / "net" / "shapes.json").read_text())
+    dense = np.load(tmp_path / "net" / "dense.npz")
+    for name, value in net.state_dict().items():
+        if name in mask:
+            matrix = scipy.sparse.load_npz(tmp_path / "net" / f"{name}.npz")
+            assert matrix.nnz == int(mask[name].sum())
+            found = matrix.toarray().reshape(shapes[name])
+        else:
+            found = dense[name]
+        assert np.array_equal(found, value.numpy())
