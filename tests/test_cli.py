@@ -175,6 +175,14 @@ def test_prune_and_preview_by_dotted_names(tmp_path, monkeypatch):
     assert run("preview", "digits_net", "digits", "--sparsity", "0.5").exit_code == 0
 
 
+def test_a_budget_of_multiply_adds(tmp_path):
+    words = ("--method", "snip", "--sparsity", "0.9", "--budget", "macs", *QUICK, "--runs", str(tmp_path / "r"))
+    result = json.loads(run("run", *words, "--json").stdout)
+    assert 0.99 * 0.1 * result["dense_macs"] <= result["macs"] <= 0.1 * result["dense_macs"]
+    assert "-macs-" in result["id"]
+    assert run("run", *words[:-4], "--budget", "flops").exit_code == 2
+
+
 def test_methods_lists_all_with_their_knobs():
     result = run("methods")
     assert result.exit_code == 0

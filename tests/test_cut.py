@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import driveprune as dp
-from driveprune.mask import kept_count
+from driveprune.graph import flow
+from driveprune.mask import everything, kept_count
 from tests.nets import batch, convnet, images, mlp, same, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
@@ -232,3 +233,27 @@ def test_compiled_parts_are_scored_as_they_are_written(method, how):
     knobs = {} if method == "grasp" else {"cuts": 3}
     plain = dp.prune(mlp(), [batch()], method=method, sparsity=0.5, knobs=knobs)
     assert same(dict(plain), dict(dp.prune(net, [batch()], method=method, sparsity=0.5, knobs=knobs)))
+
+
+@pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
+@pytest.mark.parametrize("method", ["drive", "snip", "synflow", "magnitude", "force", "grasp"])
+def test_a_budget_of_multiply_adds_is_met_within_one_weight(method):
+    net = convnet()
+    costs = flow(net, everything(dp.prunable(net)), images()[0][:1]).positions
+    total = sum(costs[name] * weight.numel() for name, weight in dp.prunable(net).items())
+    knobs = {"cuts": 5} if "cuts" in dp.methods.knobs(method) else {}
+    mask = dp.prune(net, [images()], method=method, sparsity=0.9, budget="macs", knobs=knobs)
+    used = sum(costs[name] * int(kept.sum()) for name, kept in mask.items())
+    assert 0.1 * total - max(costs.values()) <= used <= 0.1 * total * (1 + 1e-9)
+    assert mask.provenance["budget"] == "macs"
+    assert all(not net.state_dict()[name][~kept].any() for name, kept in mask.items())
+
+
+def test_a_budget_of_multiply_adds_needs_to_know_them():
+    net = convnet()
+    with pytest.raises(ValueError, match="budget must be 'weights' or 'macs', got 'flops'"):
+        dp.prune(net, [images()], sparsity=0.9, budget="flops")
+    with pytest.raises(ValueError, match="needs batches"):
+        dp.prune(net, method="magnitude", sparsity=0.9, budget="macs")
+    with pytest.raises(ValueError, match="compete globally"):
+        dp.prune(net, [images()], method="erk", sparsity=0.9, budget="macs")

@@ -223,3 +223,52 @@ def test_empty_tensors_are_nothing():
     kept = dp.keep_top({"none": torch.zeros(0, 3), "a": torch.rand(4)}, None, 0.5, scope="layer")
     assert kept["none"].shape == (0, 3)
     assert int(kept["a"].sum()) == 2
+
+
+def literal_within(scores, candidates, costs, sparsity):
+    """By definition: in the order of score per cost, ties by place, as long as it fits; at least the first."""
+    order = sorted(
+        ((-float(score) / costs[name], place, number, name)
+         for place, name in enumerate(scores)
+         for number, score in enumerate(scores[name].double().flatten())
+         if candidates[name].flatten()[number])
+    )  # fmt: skip
+    left = (1 - sparsity) * sum(costs[name] * score.numel() for name, score in scores.items()) * (1 + 1e-12)
+    kept = {name: torch.zeros(score.numel(), dtype=torch.bool) for name, score in scores.items()}
+    for rank, (_, _, number, name) in enumerate(order):
+        if costs[name] > left:
+            if rank == 0:
+                kept[name][number] = True
+            break
+        kept[name][number] = True
+        left -= costs[name]
+    return {name: kept[name].view(score.shape) for name, score in scores.items()}
+
+
+@given(st.data())
+def test_within_a_budget_of_costs(data):
+    sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+    values = st.integers(-3, 12).map(lambda number: number / 4)
+    scores = {f"w{i}": torch.tensor(data.draw(st.lists(values, min_size=n, max_size=n))) for i, n in enumerate(sizes)}
+    costs = {name: data.draw(st.sampled_from([1.0, 4.0, 16.0, 64.0])) for name in scores}
+    flags = {
+        name: torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(score), max_size=len(score))))
+        for name, score in scores.items()
+    }
+    flags["w0"][0] = True
+    sparsity = data.draw(st.floats(0, 0.99))
+    found = dp.keep_top(scores, flags, sparsity, costs=costs)
+    wanted = literal_within(scores, flags, costs, sparsity)
+    assert all(torch.equal(found[name], wanted[name]) for name in scores)
+
+
+def test_costs_that_make_no_sense():
+    scores = {"a": torch.ones(3)}
+    with pytest.raises(ValueError, match="no cost for the weights of a"):
+        dp.keep_top(scores, None, 0.5, costs={})
+    with pytest.raises(ValueError, match="must cost more than 0, got 0"):
+        dp.keep_top(scores, None, 0.5, costs={"a": 0})
+    with pytest.raises(ValueError, match="global scope without min_kept"):
+        dp.keep_top(scores, None, 0.5, costs={"a": 1}, min_kept=1)
+    with pytest.raises(ValueError, match="NaN"):
+        dp.keep_top({"a": torch.tensor([float("nan")])}, None, 0.5, costs={"a": 1})

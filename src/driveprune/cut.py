@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import track
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from driveprune import methods
 from driveprune.gradients import cross_entropy, endless, same_generators, scoring
-from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of
+from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of, flow
 from driveprune.mask import (
     Loss,
     Mask,
@@ -38,6 +38,8 @@ from driveprune.seeds import generator_for, seed_for
 from driveprune.selection import keep_top
 
 Progress = bool | Callable[[int, int], None]
+Budget = Literal["weights", "macs"]
+"""What a sparsity is a fraction of: all weights, or all multiply-adds."""
 Seconds = defaultdict[str, float]
 """Where the time went: name of the work -> seconds."""
 
@@ -55,6 +57,7 @@ def prune(
     exclude: str | Iterable[str] = (),
     frozen: bool = False,
     min_kept: int = 0,
+    budget: Budget = "weights",
     seed: int = 0,
     progress: Progress = True,
 ) -> Mask:
@@ -72,6 +75,8 @@ def prune(
         exclude: patterns of parameter names to leave out.
         frozen: prune frozen parameters, too.
         min_kept: keep at least this many weights in each layer.
+        budget: "weights", or "macs": the sparsity is the fraction of multiply-adds to remove, and weights compete by
+            their score per multiply-add, for that is what speed follows.
         seed: for random scores and for loaders that draw at random.
         progress: show a progress bar on a terminal; or a function that is called with the number of each cut and
             of all cuts.
@@ -97,9 +102,9 @@ def prune(
     )
     kept = cut(
         model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
-        progress=progress,
+        budget=budget, progress=progress,
     )  # fmt: skip
-    return Mask(kept, provenance(method, knobs, sparsity, seed))
+    return Mask(kept, provenance(method, knobs, sparsity, seed, budget))
 
 
 def _only_cut(plan: Plan, method: methods.Method) -> Prune:
@@ -124,6 +129,7 @@ def cut(
     counter: tuple[int, int],
     is_last: bool,
     min_kept: int,
+    budget: Budget = "weights",
     progress: Progress,
     seconds: Seconds | None = None,
 ) -> Mask:
@@ -139,7 +145,8 @@ def cut(
     start, scored = time.perf_counter(), seconds["scoring"]
     try:
         with same_generators(batches):
-            kept = _along_the_path(model, mask, phase, feed, loss, seed, counter, min_kept, progress, seconds)
+            costs = _costs(model, mask, phase, feed, loss, min_kept) if check_budget(budget) == "macs" else None
+            kept = _along_the_path(model, mask, phase, feed, loss, seed, counter, min_kept, costs, progress, seconds)
             if is_last or len(empty_layers(kept)) > len(empty_layers(mask)):
                 with scoring(model, seed_for(seed, "example", *counter)) as plain:
                     check_paths(plain, kept, feed.example(plain, loss))
@@ -159,6 +166,7 @@ def _along_the_path(
     seed: int,
     counter: tuple[int, int],
     min_kept: int,
+    costs: Mapping[str, float] | None,
     progress: Progress,
     seconds: Seconds,
 ) -> Mask:
@@ -166,7 +174,7 @@ def _along_the_path(
     if not phase.revive:
         apply(model, mask)
     for number, reached in _shown(phase.path, progress):
-        if _nothing_to_cut(mask, phase, reached):
+        if _nothing_to_cut(mask, phase, reached, costs):
             continue
         start = time.perf_counter()
         with scoring(model, seed_for(seed, "cut", *counter, number)) as plain:
@@ -174,17 +182,45 @@ def _along_the_path(
             scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
         seconds["scoring"] += time.perf_counter() - start
         scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
-        mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive)
+        mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive, costs=costs)
         if not phase.revive:
             apply(model, mask)
     apply(model, mask)
     return mask
 
 
-def _nothing_to_cut(mask: Mask, phase: Prune, reached: float) -> bool:
+def check_budget(budget: Budget) -> Budget:
+    """The budget, or an error that lists what there is."""
+    if budget not in ("weights", "macs"):
+        raise ValueError(f"budget must be 'weights' or 'macs', got {budget!r}")
+    return budget
+
+
+def _costs(model: nn.Module, mask: Mask, phase: Prune, feed: _Feed, loss: Loss, min_kept: int) -> dict[str, float]:
+    """How many multiply-adds each weight takes for one example, by name."""
+    if callable(phase.scope) or phase.scope != "global" or min_kept:
+        raise ValueError("a budget of multiply-adds needs a method whose weights compete globally, without min_kept")
+    example = feed.example(model, loss)
+    if example is None:
+        raise ValueError(
+            "a budget of multiply-adds needs batches: their first example shows how often weights are used"
+        )
+    found = flow(model, everything(mask), example)
+    uncounted = [name for name in mask if name in found.uncounted or not found.positions.get(name)]
+    if uncounted:
+        raise ValueError(
+            f"the multiply-adds of {uncounted[0]} cannot be counted: exclude it, or use budget='weights'"
+        )
+    return {name: found.positions[name] for name in mask}
+
+
+def _nothing_to_cut(mask: Mask, phase: Prune, reached: float, costs: Mapping[str, float] | None) -> bool:
     """Whether the mask has this sparsity already; an error if it is sparser than the end of the path."""
     if phase.revive:
         return False
+    if costs is not None:
+        used = sum(costs[name] * int(kept.count_nonzero()) for name, kept in mask.items())
+        return used <= (1 - reached) * sum(costs[name] * kept.numel() for name, kept in mask.items())
     kept, size = kept_weights(mask), all_weights(mask)
     if kept < kept_count(size, phase.path[-1]):
         raise ValueError(
@@ -244,7 +280,9 @@ class _Feed:
             return None
 
 
-def provenance(method: methods.Method, knobs: Mapping[str, Any] | None, sparsity: float, seed: int) -> dict[str, Any]:
+def provenance(
+    method: methods.Method, knobs: Mapping[str, Any] | None, sparsity: float, seed: int, budget: Budget = "weights"
+) -> dict[str, Any]:
     """Where a mask comes from: what `driveprune.save` writes beside it."""
     known = {} if isinstance(method, list) else methods.knobs(method)
     packages = ("driveprune", "torch", "numpy")
@@ -252,6 +290,7 @@ def provenance(method: methods.Method, knobs: Mapping[str, Any] | None, sparsity
         "method": methods.describe(method),
         "knobs": json.loads(json.dumps({**known, **(knobs or {})}, default=repr)),
         "sparsity": sparsity,
+        "budget": budget,
         "seed": seed,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from driveprune import methods, recipes
 from driveprune.batches import Batches, Data, split, subset
-from driveprune.cut import Progress
+from driveprune.cut import Budget, Progress
 from driveprune.gradients import cross_entropy, generators_of
 from driveprune.mask import Loss
 from driveprune.progress import shown
@@ -43,6 +43,7 @@ def fit(
     exclude: str | Iterable[str] = (),
     frozen: bool = False,
     min_kept: int = 0,
+    budget: Budget = "weights",
     precision: Precision = "fp32",
     channels_last: bool = False,
     seed: int = 0,
@@ -58,7 +59,7 @@ def fit(
         model: the network, freshly built, on the device where it shall train.
         data: a `Data` of `driveprune.datasets`; or (training, test), each a pair of tensors (x, y) or a loader
             that can be iterated again and again; or training data alone.
-        sparsity, method, knobs, include, exclude, frozen, min_kept: as for `prune`.
+        sparsity, method, knobs, include, exclude, frozen, min_kept, budget: as for `prune`.
         recipe: the settings of the training, a `Recipe` or its name; by default the general one of `strong`.
         epochs: another number of epochs; the recipe's schedule, early epochs and cycles are scaled with it.
         holdout: so many training images are held out, and the best epoch is chosen by them.
@@ -91,7 +92,7 @@ def fit(
         return Pruner(
             model, optimizer, training, sparsity=sparsity, epochs=chosen.epochs, steps_per_epoch=len(training),
             method=method, knobs=given, loss=used_loss, scheduler=scheduler, include=include, exclude=exclude,
-            frozen=frozen, min_kept=min_kept, seed=seed, progress=tell, resume=resume,
+            frozen=frozen, min_kept=min_kept, budget=budget, seed=seed, progress=tell, resume=resume,
         )  # fmt: skip
 
     with shown("training", progress and watch is None) as bar:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from driveprune import methods
-from driveprune.cut import Progress, Seconds, cut, provenance
+from driveprune.cut import Budget, Progress, Seconds, check_budget, cut, provenance
 from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
 from driveprune.mask import (
@@ -41,7 +41,7 @@ class Pruner:
     Args:
         model, optimizer: what you train; several optimisers may be given as a list.
         batches: batches to score with, such as your data loader.
-        sparsity, method, knobs, loss, include, exclude, frozen, min_kept, seed, progress: as for `prune`.
+        sparsity, method, knobs, loss, include, exclude, frozen, min_kept, budget, seed, progress: as for `prune`.
         epochs: epochs of the training that ends with the sparse network, early epochs included. A method that
             trains several times (IMP) needs more: see the attribute `epochs`.
         steps_per_epoch: steps of the optimiser in one epoch.
@@ -79,6 +79,7 @@ class Pruner:
         exclude: str | Iterable[str] = (),
         frozen: bool = False,
         min_kept: int = 0,
+        budget: Budget = "weights",
         seed: int = 0,
         progress: Progress = True,
         resume: Mapping[str, Any] | None = None,
@@ -105,12 +106,12 @@ class Pruner:
         """Where the time of the cuts went so far: "scoring" and "selection"."""
         self._model, self._batches, self._loss, self._scheduler = unwrap(model), batches, loss, scheduler
         self._optimizers = listed(optimizer)
-        self._min_kept, self._seed, self._progress = min_kept, seed, progress
+        self._min_kept, self._budget, self._seed, self._progress = min_kept, check_budget(budget), seed, progress
         self.cursor = 0
         """Which phase of the plan is under way."""
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._held: Held | None = None
-        about = provenance(method, knobs, sparsity, seed)
+        about = provenance(method, knobs, sparsity, seed, budget)
         self._mask = Mask(everything(prunable(model, include=include, exclude=exclude, frozen=frozen)), about)
         check_free(check_fits(self._model, self._mask), self._optimizers)
         if resume is not None:
@@ -191,7 +192,7 @@ class Pruner:
         kept = cut(
             self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
             counter=(self.cycle, self.cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
-            progress=self._progress, seconds=self.seconds,
+            budget=self._budget, progress=self._progress, seconds=self.seconds,
         )  # fmt: skip
         self._hold(kept, {})
 

@@ -39,8 +39,12 @@ def keep_top(
     scope: Scope = "global",
     min_kept: int = 0,
     revive: bool = False,
+    costs: Mapping[str, float] | None = None,
 ) -> Mask:
     """Keep the best-scored weights: exactly round((1 - sparsity)·n) of all n, at least 1.
+
+    With `costs`, the sparsity is that of the costs: weights are kept by their score per cost, from the best down, as
+    long as their costs add up to at most (1 - sparsity) of all; the next one would not fit any more.
 
     Only weights that `mask` keeps are candidates (None: all), unless `revive=True`. Equal scores go by
     position: the earlier tensor, then the smaller logical index, whatever the memory format; -0.0 equals 0.0.
@@ -53,6 +57,7 @@ def keep_top(
             name -> number of weights to keep there.
         min_kept: keep at least this many in each layer (all of a smaller one); the total stays.
         revive: let weights compete that the mask has removed.
+        costs: name -> what each weight of that tensor costs, such as multiply-adds; only with a global scope.
 
     >>> keep_top({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([2.0, 2.0])}, None, sparsity=0.5)
     {'a': tensor([ True, False]), 'b': tensor([ True, False])}
@@ -65,7 +70,13 @@ def keep_top(
     order = scores if mask is None else mask
     scores = {name: scores[name].detach() for name in order}
     candidates: dict[str, Tensor | None] = {name: None if mask is None or revive else mask[name] for name in order}
-    if scope == "global":
+    if costs is not None:
+        if scope != "global" or min_kept:
+            raise ValueError(
+                "costs are for a global scope without min_kept: the cheapest weights decide what is left"
+            )
+        kept = _within(scores, candidates, _check_costs(scores, costs), sparsity)
+    elif scope == "global":
         kept = _global(scores, candidates, kept_count(all_weights(scores), sparsity), min_kept)
     else:
         counts = _layer_counts(scores, sparsity) if scope == "layer" else _check_allocation(scores, scope)
@@ -74,6 +85,56 @@ def keep_top(
         for name, count in counts.items():
             kept |= _best({name: scores[name]}, {name: candidates[name]}, count)
     return kept
+
+
+def _check_costs(scores: Scores, costs: Mapping[str, float]) -> dict[str, float]:
+    if missing := sorted(scores.keys() - costs.keys()):
+        raise ValueError(f"there is no cost for the weights of {missing[0]}")
+    if odd := [name for name in scores if not 0 < costs[name] < float("inf")]:
+        raise ValueError(f"a weight of {odd[0]} must cost more than 0, got {costs[odd[0]]}")
+    return {name: float(costs[name]) for name in scores}
+
+
+def _within(
+    scores: Scores, candidates: Mapping[str, Tensor | None], costs: Mapping[str, float], sparsity: float
+) -> Mask:
+    """The candidates of the highest score per cost whose costs fit into the budget; at least one."""
+    each = {name: score.double() / costs[name] for name, score in scores.items()}
+    budget = (1 - sparsity) * sum(costs[name] * score.numel() for name, score in scores.items())
+    best = Mask({name: torch.empty(s.shape, dtype=torch.bool, device=s.device) for name, s in each.items()})
+    places = [_Layer(name, score, candidates[name], best[name]) for name, score in each.items()]
+    limit, left = _last_that_fits(places, costs, budget * (1 + 1e-12))
+    equal: dict[int, int] = {}
+
+    def above(piece: _Piece) -> None:
+        equal[piece.number] = piece.keep_above(limit, True)
+
+    _share(above, places)
+    for piece in _pieces(places):
+        fitting = min(equal[piece.number], int(left // costs[piece.name]))
+        piece.keep_equal(limit, fitting, True)
+        left -= fitting * costs[piece.name]
+        if fitting < equal[piece.number]:
+            break
+    return best if any(bool(kept.any()) for kept in best.values()) else _best(each, candidates, 1)
+
+
+def _last_that_fits(places: list[_Layer], costs: Mapping[str, float], budget: float) -> tuple[int, float]:
+    """The ordered pattern of the score at which the budget ends, and what is left of it for scores equal to it."""
+    prefix, left = 0, budget
+    for shift in range(64 - _DIGIT, -1, -_DIGIT):
+        histogram = np.zeros(_BINS)
+        for layer in places:
+            counts = _histogram([layer], shift, prefix, True)
+            if shift == 64 - _DIGIT:
+                _check_first([layer], counts, 0, True)
+            histogram += counts * costs[layer.name]
+        through = np.cumsum(histogram[::-1])[::-1]  # the cost of this bin and all above
+        over = np.flatnonzero(through > left)
+        digit = int(over[-1]) if over.size else 0
+        left -= float(through[digit] - histogram[digit])
+        prefix = (prefix << _DIGIT) | digit
+    return prefix, left
 
 
 def _layer_counts(scores: Scores, sparsity: float) -> dict[str, int]:

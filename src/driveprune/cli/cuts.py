@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -16,7 +16,8 @@ from torch import nn
 from driveprune import datasets, models
 from driveprune.batches import Batches
 from driveprune.cli.app import app, with_own_code
-from driveprune.cli.options import DataDir, Knobs, knobs_of, load_data
+from driveprune.cli.options import BudgetName, DataDir, Knobs, knobs_of, load_data
+from driveprune.cut import Budget
 from driveprune.cut import prune as cut_now
 from driveprune.netfile import save
 from driveprune.preview import preview as preview_all
@@ -32,13 +33,16 @@ def prune(
     method: Annotated[str, typer.Option(help="a method, see driveprune methods")] = "drive",
     sparsity: Annotated[float, typer.Option(help="the fraction of weights to remove")] = 0.98,
     knob: Knobs = None,
+    budget: BudgetName = "weights",
     seed: int = 0,
     batch: Annotated[int, typer.Option(help="examples a batch, for a data set")] = 128,
     data_dir: DataDir = None,
 ) -> None:
     """Only cut: write the mask and the weights that are left of a model as it is made."""
     net, batches = _model_and_batches(model, data, batch, data_dir, seed)
-    mask = cut_now(net, batches, method=method, sparsity=sparsity, knobs=knobs_of(knob), seed=seed)
+    mask = cut_now(
+        net, batches, method=method, sparsity=sparsity, knobs=knobs_of(knob), budget=cast(Budget, budget), seed=seed
+    )
     save(output, net, mask)
     Console().print(summary(mask))
     Console().print(f"written to {escape(str(output))}", highlight=False, soft_wrap=True)

@@ -30,6 +30,9 @@ Epochs = Annotated[int | None, typer.Option(help="other epochs than the recipe's
 Width = Annotated[float | None, typer.Option(help="multiplies the channels of the model")]
 ImageCount = Annotated[int | None, typer.Option(help="use so many training images only")]
 TestCount = Annotated[int | None, typer.Option(help="use so many test images only")]
+BudgetName = Annotated[
+    str, typer.Option("--budget", help="the sparsity is a fraction of the weights, or of the macs")
+]
 Holdout = Annotated[int, typer.Option(help="hold out so many training images; the best epoch is chosen by them")]
 Size = Annotated[int | None, typer.Option(help="pixels to which the images of a folder are resized")]
 Threads = Annotated[int | None, typer.Option(help="threads of a run, part of what it is; by default all cores")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.markup import escape
 from driveprune.cli.app import app, print_json, with_own_code
 from driveprune.cli.options import (
     AsJson,
+    BudgetName,
     ChannelsLast,
     DataDir,
     Device,
@@ -39,6 +40,7 @@ from driveprune.cli.options import (
     value_of,
 )
 from driveprune.cli.printed import print_report, print_run
+from driveprune.cut import Budget
 from driveprune.files import read_json
 from driveprune.progress import shown
 from driveprune.report import tables
@@ -66,6 +68,7 @@ def run(
     width: Width = None,
     images: ImageCount = None,
     test_images: TestCount = None,
+    budget: BudgetName = "weights",
     holdout: Holdout = 0,
     size: Size = None,
     threads: Threads = None,
@@ -86,7 +89,8 @@ def run(
         loaded = load_data(chosen.data, data_dir, size)
         wanted = make_spec(
             chosen, loaded, method=method, sparsity=sparsity, seed=seed, knobs=knobs_of(knob), check=check,
-            holdout=holdout, size=size, **machine(threads, device, precision, channels_last),
+            budget=cast(Budget, budget), holdout=holdout, size=size,
+            **machine(threads, device, precision, channels_last),
         )  # fmt: skip
     try:
         with shown(wanted.id.rpartition("-")[0]) as watch:
@@ -119,6 +123,7 @@ def sweep(
     width: Width = None,
     images: ImageCount = None,
     test_images: TestCount = None,
+    budget: BudgetName = "weights",
     holdout: Holdout = 0,
     size: Size = None,
     threads: Threads = None,
@@ -138,7 +143,8 @@ def sweep(
         chosen, loaded, methods=list_of(methods, str, "methods"),
         sparsities=list_of(sparsities, float, "sparsities") if sparsities else chosen.sparsities,
         seeds=list_of(seeds, int, "seeds"), checks=list_of(checks, str, "checks") if checks else [],
-        knobs=_grid_knobs(knob), holdout=holdout, size=size, **machine(threads, device, precision, channels_last),
+        knobs=_grid_knobs(knob), budget=cast(Budget, budget), holdout=holdout, size=size,
+        **machine(threads, device, precision, channels_last),
     )  # fmt: skip
     outcome = run_all(
         runs, specs, loaded, jobs=jobs, data_dir=None if data_dir is None else str(data_dir), share=share, every=every

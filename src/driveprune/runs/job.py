@@ -128,8 +128,8 @@ def _train(
 ) -> Trained:
     return fit(
         model, data, method=spec.plan(steps_per_epoch(spec, data)), sparsity=spec.sparsity, recipe=spec.recipe,
-        holdout=spec.holdout, precision=spec.precision, channels_last=spec.channels_last, seed=spec.seed,
-        checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
+        budget=spec.budget, holdout=spec.holdout, precision=spec.precision, channels_last=spec.channels_last,
+        seed=spec.seed, checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
     )  # fmt: skip
 
 

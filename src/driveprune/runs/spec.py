@@ -14,6 +14,7 @@ from typing import Any
 
 from driveprune import methods, models
 from driveprune.batches import Data
+from driveprune.cut import Budget, check_budget
 from driveprune.mask import check_sparsity
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
 from driveprune.recipes import Recipe
@@ -42,6 +43,8 @@ class Spec:
     knobs: Mapping[str, Any]
     """All knobs of the method, defaults included."""
     check: str = ""
+    budget: Budget = "weights"
+    """What the sparsity is a fraction of."""
     holdout: int = 0
     size: int | None = None
     """Pixels to which the images of a folder are resized."""
@@ -66,19 +69,24 @@ class Spec:
         Two specs have the same id only if they are equal.
         """
         digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
-        parts = (self.recipe.data, self.recipe.model, self.method, f"{100 * self.sparsity:g}", self.check)
+        parts = (
+            self.recipe.data, self.recipe.model, self.method, f"{100 * self.sparsity:g}", self.check,
+            "" if self.budget == "weights" else self.budget,
+        )  # fmt: skip
         words = [re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[-40:] for part in parts if part]
         return "-".join([*words, f"seed{self.seed}", digest[:12]])
 
     @property
     def beginning(self) -> str:
         """A hash of all that decides how dense training begins, whatever the method will do later."""
-        common = replace(self, method="", method_code="", sparsity=0.0, knobs={}, check="")
+        common = replace(self, method="", method_code="", sparsity=0.0, knobs={}, check="", budget="weights")
         return hashlib.sha256(json.dumps(common.to_json(), sort_keys=True).encode()).hexdigest()[:20]
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON knows it."""
         plain = {**asdict(self), "recipe": self.recipe.to_json()}
+        if self.budget == "weights":
+            del plain["budget"]  # so that runs from before there was a choice keep their ids
         known: dict[str, Any] = json.loads(json.dumps(plain))
         return known
 
@@ -86,7 +94,7 @@ class Spec:
     def from_json(cls, content: Mapping[str, Any]) -> Spec:
         """The spec that `to_json` has written."""
         known = {item.name for item in fields(cls)}
-        if odd := sorted(content.keys() ^ known):
+        if odd := sorted((content.keys() | {"budget"}) ^ known):
             raise ValueError(f"this is no spec of this version of driveprune: {odd[0]!r} is not in both")
         spec = cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
         spec.check_values()
@@ -105,6 +113,7 @@ class Spec:
             found = f"{self.seed!r}, {self.threads!r}, {self.holdout!r}"
             raise TypeError(f"seed, threads and holdout must be whole numbers, got {found}")
         check_sparsity(self.sparsity)
+        check_budget(self.budget)
         if self.check not in CHECKS:
             raise ValueError(f"check must be one of {', '.join(CHECKS[1:])}, got {self.check!r}")
         if self.threads < 1:
@@ -132,6 +141,7 @@ def make_spec(
     seed: int = 0,
     knobs: Mapping[str, Any] | None = None,
     check: str = "",
+    budget: Budget = "weights",
     holdout: int = 0,
     size: int | None = None,
     threads: int = 1,
@@ -150,7 +160,8 @@ def make_spec(
         resolved = _resolved(method, given)
     spec = Spec(
         recipe=replace(recipe, sparsities=(), knobs={}), method=method, sparsity=sparsity, seed=int(seed),
-        knobs=resolved, check=check, holdout=holdout, size=size, threads=threads, device=str(device),
+        knobs=resolved, check=check, budget="weights" if method == DENSE else budget, holdout=holdout, size=size,
+        threads=threads, device=str(device),
         precision=precision, channels_last=channels_last, fingerprint=data.fingerprint, official=data.official,
         model_code="" if recipe.model in models.names() else code_of(recipe.model),
         method_code="" if method in {DENSE, *methods.names()} else code_of(method),

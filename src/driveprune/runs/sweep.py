@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from driveprune.batches import Data
+from driveprune.cut import Budget
 from driveprune.plan import Train, total_steps
 from driveprune.recipes import Recipe
 from driveprune.runs.job import steps_per_epoch
@@ -38,6 +39,7 @@ def grid(
     seeds: Sequence[int],
     checks: Sequence[str] = (),
     knobs: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    budget: Budget = "weights",
     holdout: int = 0,
     size: int | None = None,
     threads: int = 1,
@@ -66,8 +68,9 @@ def grid(
             continue
         for given in _combinations((knobs or {}).get(method, {})):
             spec = make_spec(
-                recipe, data, method=method, sparsity=sparsity, seed=seed, knobs=given, check=check, holdout=holdout,
-                size=size, threads=threads, device=device, precision=precision, channels_last=channels_last,
+                recipe, data, method=method, sparsity=sparsity, seed=seed, knobs=given, check=check, budget=budget,
+                holdout=holdout, size=size, threads=threads, device=device, precision=precision,
+                channels_last=channels_last,
             )  # fmt: skip
             specs[spec.id] = spec
     return list(specs.values())
