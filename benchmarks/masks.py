@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import driveprune as dp
-from driveprune import datasets
+from driveprune import datasets, recipes
 from driveprune.batches import subset
 
 MODELS = ("vgg16", "resnet18", "alexnet")
@@ -49,7 +49,7 @@ def _make(model: str, method: str, data_dir: str | None) -> None:
     torch.manual_seed(0)
     net = dp.models.build(model, classes=10)
     if method == "drive":
-        _train(net, batches)
+        _train(net, batches, recipes.get(f"paper-{model}-cifar10").make_optimizer(net))
     for sparsity in SPARSITIES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dp.CollapseWarning)
@@ -57,9 +57,8 @@ def _make(model: str, method: str, data_dir: str | None) -> None:
         dp.save(_file(model, method, sparsity), net, mask)
 
 
-def _train(net: nn.Module, batches: dp.Batches) -> None:
+def _train(net: nn.Module, batches: dp.Batches, optimizer: torch.optim.Optimizer) -> None:
     """One epoch, so that DRIVE has something to look at."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     net.train()
     for x, y in batches.epoch(0, 0):
         optimizer.zero_grad()

@@ -1,6 +1,8 @@
 """Compaction: the same function, and the same training, in a smaller network."""
 
+import contextlib
 import copy
+import warnings
 
 import pytest
 import torch
@@ -267,6 +269,190 @@ def test_an_ordinary_module():
     assert all(weight.dtype == big for weight in small.parameters())
 
 
+def dense_masks(net):
+    return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in dp.prunable(net).items()}
+
+
+class Odd(nn.Module):
+    """Two small layers and a function of the network's own to put them together."""
+
+    def __init__(self, forward, **extra):
+        torch.manual_seed(0)
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 4)
+        for name, value in extra.items():
+            setattr(self, name, value)
+        self._way = forward
+        self.double()
+
+    def forward(self, x):
+        return self._way(self, x)
+
+
+ODD = {
+    "an in-place module whose input is used again": lambda s, x: (h := s.c(x)) + s.b(s.a(s.relu(h))),
+    "a gate decided by a comparison": lambda s, x: (s.b(s.a(x).relu()) > 0).to(x.dtype) * s.c(x),
+    "where": lambda s, x: torch.where(s.b(s.a(x)) > 0, s.c(x), x),
+    "a number beside the output": lambda s, x: (s.c(x), s.b(s.a(x).relu()).square().mean()),
+    "a product over features": lambda s, x: s.c(x) * s.a(x).prod(1, keepdim=True),
+    "a parameter of one dimension": lambda s, x: s.b(s.gain * s.a(x)),
+    "a bias that is read elsewhere": lambda s, x: s.b(s.a(x).relu()) + s.b.bias,
+    "topk": lambda s, x: s.c(x) * s.a(x).topk(2).values.sum(1, keepdim=True),
+    "chunks": lambda s, x: s.c(s.a(x).chunk(2, 1)[0] * s.a(x).chunk(2, 1)[1]),
+    "axis instead of dim": lambda s, x: s.b(torch.cat([s.a(x)[:, :4], s.c(x)], axis=1)),
+    "another tensor's size": lambda s, x: s.b(s.a(x).relu()).view(-1, s.c(x).size(1)),
+    "a pool over features": lambda s, x: s.b(nn.functional.max_pool1d(s.a(x), 3, 1, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::driveprune.CompactWarning")
+@pytest.mark.parametrize("keep", ["function", "trainable"])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_networks_compute_the_same(name, keep):
+    net = Odd(ODD[name], relu=nn.ReLU(inplace=True), gain=nn.Parameter(torch.rand(8)))
+    x = torch.randn(5, 4).double()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        mask = {key: torch.rand(kept.shape) < 0.5 for key, kept in dense_masks(net).items()}
+        mask["a.weight"][seed] = False
+        masked = copy.deepcopy(net)
+        dp.apply(masked, mask)
+        masked.eval()
+        small = dp.compact(net, mask, x[:1], keep=keep).eval()
+        with torch.no_grad():
+            for ours, wanted in zip(
+                *(out if isinstance(out, tuple) else (out,) for out in (small(x), masked(x))), strict=True
+            ):
+                assert_near(ours, wanted)
+
+
+def test_a_network_that_cannot_be_followed_comes_back_as_it_is():
+    net = Odd(lambda s, x: s.b(s.a(x.float().double())).view(-1, s.c(x).size(1)))
+    mask = dense_masks(net)
+    mask["a.weight"][0] = False
+    x = torch.randn(3, 4).double()
+    net.eval()
+    with pytest.warns(dp.CompactWarning) if not _is_smaller(net, mask, x) else contextlib.nullcontext():
+        small = dp.compact(net, mask, x)
+    dp.apply(net, mask)
+    with torch.no_grad():
+        assert_near(small(x), net(x))
+
+
+def _is_smaller(net, mask, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gains = dp.compact(net, mask, x).gains
+    return gains.weights[1] < gains.weights[0]
+
+
+def test_modes_are_those_of_the_original():
+    net = sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 2))
+    net.train()
+    net[1].eval()
+    mask = masks(net, **{"4_weight": (slice(None), 0)})
+    small = dp.compact(net, mask, torch.zeros(2, 4).double(), keep="trainable")
+    assert small.training
+    assert not small.get_submodule("1").training
+    assert small.get_submodule("0").out_features == 5
+
+
+def test_what_differs_between_training_and_evaluation():
+    class Twofold(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x)) * (2 if self.training else 1)
+
+    torch.manual_seed(0)
+    net = Twofold().double().train()
+    mask = masks(net, **{"b_weight": (slice(None), 0)})
+    small = dp.compact(net, mask, torch.zeros(1, 3).double())
+    x = torch.randn(4, 3).double()
+    with torch.no_grad():
+        assert_near(small.eval()(x), net.eval()(x))
+    with pytest.raises(ValueError, match="something else in training than in evaluation"):
+        dp.compact(net, mask, x, keep="trainable")
+
+
+def test_one_dropout_for_tensors_of_different_sizes():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c, self.drop = nn.Linear(3, 6), nn.Linear(6, 8), nn.Linear(8, 2), nn.Dropout(0.4)
+
+        def forward(self, x):
+            return self.c(self.drop(self.b(self.drop(self.a(x)))))
+
+    torch.manual_seed(0)
+    net = Net().double()
+    mask = masks(net, **{"b_weight": (slice(None), [0, 1]), "c_weight": (slice(None), [2])})
+    small = dp.compact(net, mask, torch.zeros(1, 3).double(), keep="trainable")
+    assert small.gains.channels == (16, 13)
+    _train_alike(net, mask, small, torch.randn(9, 3).double())
+
+
+def test_constants_of_networks_without_a_batch_or_with_several_inputs():
+    net = sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 1))
+    mask = masks(net, **{"0_weight": slice(None)})
+    eval_same_unbatched = torch.randn(3, 5, 5).double()
+    net.eval()
+    small = dp.compact(net, mask, eval_same_unbatched)
+    with torch.no_grad():
+        assert_near(small(eval_same_unbatched), net(eval_same_unbatched))
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(3, 2)
+
+        def forward(self, x, y):
+            return self.a(x + y)
+
+    torch.manual_seed(0)
+    two = Two().double().eval()
+    mask = masks(two, **{"a_weight": slice(None)})
+    x = torch.randn(4, 3).double()
+    with torch.no_grad():
+        assert_near(dp.compact(two, mask, (x[:1], x[:1]))(x, x), two(x, x))
+
+
+def test_a_layer_that_the_network_does_not_use_and_hooks():
+    class Aux(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.unused = nn.Linear(3, 2), nn.Linear(7, 7)
+
+        def forward(self, x):
+            return self.a(x)
+
+    torch.manual_seed(0)
+    net = Aux().double()
+    small = eval_same(net, masks(net, **{"a_weight": (0, 0)}), torch.randn(4, 3).double())
+    assert small.mask.keys() == {"a.weight"}
+    net.a.register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(ValueError, match="a has forward hooks"):
+        dp.compact(net, dense_masks(net), torch.zeros(1, 3).double())
+
+
+def test_a_tied_bias_takes_no_constant():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.c.bias = self.b.bias
+
+        def forward(self, x):
+            return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+    torch.manual_seed(0)
+    net = Tied().double()
+    net.a.bias.data.fill_(1.0)
+    eval_same(net, masks(net, **{"a_weight": (0,)}), torch.randn(5, 3).double())
+
+
 def test_what_it_cannot_do():
     net = nn.Linear(2, 2)
     mask = {"weight": torch.ones(2, 2, dtype=torch.bool)}
@@ -274,3 +460,5 @@ def test_what_it_cannot_do():
         dp.compact(net, mask, torch.zeros(1, 2), keep="all")
     with pytest.raises(ValueError, match="an example input is needed"):
         dp.compact(net, mask, None)
+    with pytest.raises(ValueError, match="an example input is needed"):
+        dp.compact(net, mask, torch.zeros(0, 2))

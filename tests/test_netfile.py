@@ -233,6 +233,39 @@ def test_a_forged_file_with_a_right_checksum(tmp_path):
         dp.load(path, net)
 
 
+def test_a_tied_file_fills_an_untied_model(tmp_path):
+    tied, untied = (nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)) for _ in range(2))
+    tied[1].weight = tied[0].weight
+    dp.save(tmp_path / "x", tied, pruned(tied))
+    dp.load(tmp_path / "x", untied)
+    assert torch.equal(untied[1].weight, tied[0].weight)
+
+
+@pytest.mark.parametrize(
+    "change", [{"inverted": None}, {"inverted": []}, {"k": 1.0}, {"listed": True}, {"shape": [30.0, 40]}]
+)
+def test_a_forged_second_layer_leaves_the_first_alone(change, tmp_path):
+    net, path = mlp(), tmp_path / "x"
+    dp.save(path, net, pruned(net))
+    tensors, metadata = read_tensors(path)
+    layers = json.loads(metadata["layers"])
+    forged = {**layers, "2.weight": {**layers["2.weight"], **change}}
+    other = mlp(seed=4)
+    before = snapshot(other)
+    for about in (
+        {"layers": json.dumps(forged)},
+        {"provenance": "[]"},
+        {"tied": json.dumps({"0.weight": "2.weight"})},
+    ):
+        write_tensors(path, tensors, {**metadata, **about})
+        with pytest.raises(ValueError, match="is damaged"):
+            dp.load(path, other)
+    write_tensors(path, {**tensors, "0.weight:kept": tensors["0.weight:kept"] * 1j}, metadata)
+    with pytest.raises(ValueError, match="is damaged"):
+        dp.load(path, other)
+    assert same(before, snapshot(other))
+
+
 def test_loading_under_a_hold_keeps_the_hold(tmp_path):
     net = mlp()
     dp.save(tmp_path / "x", net, pruned(net))

@@ -6,7 +6,7 @@ exactly zero, counts are exact, and what is saved is small.
 
 from driveprune import datasets, methods, models, recipes
 from driveprune.batches import Batches, Data, Images
-from driveprune.compact import Gains, compact
+from driveprune.compact import CompactWarning, Gains, compact
 from driveprune.cut import prune
 from driveprune.fit import fit
 from driveprune.graph import CollapseWarning, effective_sparsity
@@ -24,6 +24,7 @@ from driveprune.train import Trained
 __all__ = [
     "Batches",
     "CollapseWarning",
+    "CompactWarning",
     "Data",
     "Gains",
     "Held",

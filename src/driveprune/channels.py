@@ -178,6 +178,8 @@ class _Walk:
             axes = self._module(node) if node.op == "call_module" else self._function(node)
         if axes is None:
             self._pin_inputs(node)
+            if node.name in self.signals and not _is_followed(self.found, node):
+                self._pin_all_before(node)
             axes = (None,) * value.dim() if isinstance(value, Tensor) else ()
         self.space.axes[node.name] = axes
 
@@ -198,6 +200,16 @@ class _Walk:
             inner = (*module.named_parameters(remove_duplicate=False), *module.named_buffers())
             for name, _ in inner:
                 self.space.pin(*self.tensor(f"{node.target}.{name}"))
+
+    def _pin_all_before(self, node: fx.Node) -> None:
+        """An operation through which signals cannot be followed: all that it was made of may matter to it."""
+        before, seen = [*node.all_input_nodes], set[fx.Node]()
+        while before:
+            one = before.pop()
+            if one not in seen:
+                seen.add(one)
+                self.space.pin(*self.space.axes.get(one.name, ()))
+                before += one.all_input_nodes
 
     def axes(self, node: Any) -> Axes:
         """The axes of an argument; those of a number are none."""
@@ -223,15 +235,24 @@ class _Walk:
                 return self._transposed(node, x, module, path)
             case _ConvNd():
                 return self._convolution(node, x, module, path)
+            case _InstanceNorm() if not self._is_batched(module, x):
+                return None
             case _BatchNorm() | _InstanceNorm():
                 return self._per_channel(x, path, ("weight", "bias", "running_mean", "running_var"))
             case nn.PReLU():
                 return self.axes(x) if module.num_parameters == 1 else self._per_channel(x, path, ("weight",))
             case nn.Flatten() | nn.Unflatten():
                 return self._reshaped(x, self.shape(node))
+        if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):  # its noise is not a factor
+            return None
         if isinstance(module, _ALIKE_MODULES):
             return self.axes(x)
-        return self._pooled(x) if isinstance(module, POOLS) else None
+        return self._pooled(x) if isinstance(module, POOLS) and self._is_batched(module, x) else None
+
+    def _is_batched(self, module: nn.Module, x: fx.Node) -> bool:
+        """Whether a layer for images (or rows, or volumes) gets a batch of them, with channels in dimension 1."""
+        rank = next((int(letter) for letter in type(module).__name__ if letter in "123"), len(self.axes(x)) - 2)
+        return len(self.axes(x)) == rank + 2
 
     def _linear(self, node: fx.Node, x: fx.Node, weight: str, bias: str, path: str) -> Axes:
         outputs, inputs = self.tensor(weight)
@@ -346,7 +367,7 @@ class _Walk:
         parts = node.args[0] if node.args else node.kwargs.get("tensors")
         if not isinstance(parts, list | tuple) or not all(isinstance(part, fx.Node) for part in parts):
             return None
-        given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
         if not isinstance(given, int):
             return None
         dim = given % len(self.shape(node))
@@ -380,6 +401,14 @@ class _Walk:
 
     def _pooled_if_apart(self, node: fx.Node, x: fx.Node) -> Axes | None:
         """Pooling and the like, if dimensions 0 and 1 are really left alone."""
+        name = getattr(node.target, "__name__", "")
+        rank = next((int(letter) for letter in name if letter in "123"), None)
+        if rank is not None and len(self.shape(x)) != rank + 2:
+            return None
+        if name == "pad":
+            sides = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
+            if not isinstance(sides, list | tuple) or len(sides) > 2 * (len(self.shape(x)) - 2):
+                return None
         if self.shape(node)[:2] != self.shape(x)[:2] or len(self.shape(node)) != len(self.shape(x)):
             return None
         return self._pooled(x)
@@ -462,7 +491,10 @@ class _Walk:
         return tuple(found)
 
     def _functional_linear(self, node: fx.Node, x: fx.Node) -> Axes | None:
-        weight, bias = [*node.args[1:], *node.kwargs.values(), None, None][:2]
+        if node.kwargs.keys() - {"weight", "bias"}:
+            return None
+        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
         if not self._is_parameter(weight) or not (bias is None or self._is_parameter(bias)):
             return None
         return self._linear(node, x, str(weight.target), "" if bias is None else str(bias.target), "")  # type: ignore[union-attr]
@@ -499,8 +531,34 @@ class _Walk:
         return ()
 
     def _asked(self, size: fx.Node, axis: Axis) -> None:
-        if any(user.target not in ("view", "reshape") for user in size.users):
+        """A size may be used in a change of shape of the tensor that has it, and in nothing else."""
+        x = size.args[0].args[0] if size.target is operator.getitem else size.args[0]  # type: ignore[union-attr]
+        if any(user.target not in ("view", "reshape") or user.args[0] is not x for user in size.users):
             self.space.pin(axis)
+
+
+def _is_followed(found: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the twin network (`driveprune.twin`) knows how signals pass an operation."""
+    if node.op == "call_module":
+        return isinstance(found.get_submodule(str(node.target)), _FOLLOWED_MODULES)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op not in {"call_function", "call_method"} or name in _FOLLOWED
+
+
+_FOLLOWED_MODULES = (
+    *_ALIKE_MODULES, *POOLS, nn.Linear, _ConvNd, _BatchNorm, _InstanceNorm, nn.PReLU, nn.Flatten, nn.Unflatten,
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.Softmax, nn.LogSoftmax, nn.Embedding,
+    nn.MultiheadAttention, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
+)  # fmt: skip
+_FOLLOWED = _ALIKE | _BINARY | POOLS_BY_NAME | set(
+    """
+    cat concat concatenate stack flatten unsqueeze squeeze view reshape transpose permute mean sum amax amin getitem
+    linear matmul bmm softmax log_softmax layer_norm rms_norm group_norm normalize chunk split unbind repeat expand
+    contiguous roll flip movedim swapaxes expand_as view_as type_as size dim getattr scaled_dot_product_attention
+    multi_head_attention_forward embedding batch_norm instance_norm conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d pixel_shuffle pixel_unshuffle channel_shuffle mul add sub div
+    """.split()
+)  # fmt: skip
 
 
 def _matched(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,11 +23,12 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune import traced
 from driveprune.channels import Space, Use, follow
 from driveprune.graph import CollapseWarning, Inputs, flow, inputs_of
-from driveprune.mask import Mask, apply, check_fits, everything
+from driveprune.mask import Mask, apply, check_fits, everything, unwrap
 from driveprune.zeros import other_than_zero
 
 Keep = Literal["function", "trainable"]
@@ -81,7 +82,7 @@ class Constant(nn.Module):
         super().__init__()
         self.register_buffer("value", value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """The constant, once for each example."""
         return self.value.expand(x.shape[0], *self.value.shape[1:])
 
@@ -112,10 +113,13 @@ class SameDropout(nn.Module):
 def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep: Keep = "function") -> nn.Module:
     """A smaller network that computes the same function; the one that is given stays as it is.
 
+    The result is compared with the given network before it is returned. If they differ, or if the network does
+    something that cannot be followed, a copy of it comes back that is not smaller, with a warning.
+
     Args:
         model: a network that torch.fx can trace; its removed weights count as zero.
         mask: name -> True where the weight is kept.
-        example: an input of the network, such as `x[:1]`.
+        example: an input of the network, such as `x[:1]`; the result is for inputs of its size (but any batch).
         keep: "function": the same outputs in evaluation mode. "trainable": only what never matters goes, so that the
             small network trains on exactly as the big one would.
 
@@ -126,24 +130,126 @@ def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep:
     """
     if keep not in {"function", "trainable"}:
         raise ValueError(f"keep must be 'function' or 'trainable', got {keep!r}")
-    if example is None:
+    inputs = inputs_of(example) if example is not None else Inputs((), {})
+    if not any(isinstance(leaf, Tensor) and leaf.numel() for leaf in tree_leaves((inputs.args, inputs.kwargs))):
         raise ValueError("an example input is needed to follow the channels of the network, such as x[:1]")
     check_fits(model, mask)
-    inputs = inputs_of(example)
-    found = traced.trace(model)
-    small_mask = Mask(dict(mask), getattr(mask, "provenance", {}))
-    apply(found, small_mask)
-    first = found
+    big = copy.deepcopy(unwrap(model))
+    apply(big, mask)
+    found = traced.trace(big, training=keep == "trainable")
+    try:
+        small, small_mask = _compacted(found, mask, inputs, keep)
+        why = difference(big, small, inputs, training=keep == "trainable")
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError) as error:
+        why = f"its channels cannot be followed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if why is not None:
+        warnings.warn(f"the network is not made smaller: {why}", CompactWarning, stacklevel=2)
+        small, small_mask = big, Mask(mask, getattr(mask, "provenance", {}))
+    _set_modes(small, model)
+    small.mask = small_mask  # type: ignore[assignment]
+    small.gains = _gains(big, mask, small, small_mask, inputs)  # type: ignore[assignment]
+    return small
+
+
+class CompactWarning(UserWarning):
+    """A network could not be made smaller, and why."""
+
+
+def _compacted(
+    found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inputs, keep: Keep
+) -> tuple[nn.Module, Mask]:
+    """The network of a graph, smaller, and its mask; what the graph does not use is not in it."""
+    used = dict(found.named_parameters(remove_duplicate=False))
+    small_mask = Mask({n: kept for n, kept in mask.items() if n in used}, getattr(mask, "provenance", {}))
     if not _is_connected(found, small_mask, inputs):
-        warnings.warn("no path leads from input to output: the compacted network is a constant", CollapseWarning, 2)
+        warnings.warn("no path leads from input to output: the compacted network is a constant", CollapseWarning, 3)
         if keep == "function" and (constant := _constant(found, inputs)) is not None:
-            return _finished(constant, Mask(), model, mask, found, inputs)
+            return constant, Mask(provenance=small_mask.provenance)
     while True:
         step = _Step(found, small_mask, inputs, keep)
         found, small_mask = step.smaller()
         if not step.removed:
-            break
-    return _finished(found, small_mask, model, mask, first, inputs)
+            return found, small_mask
+
+
+def _set_modes(small: nn.Module, model: nn.Module) -> None:
+    """Every module in the mode of its original."""
+    small.train(model.training)
+    originals = dict(unwrap(model).named_modules())
+    for name, module in small.named_modules():
+        if name in originals:
+            module.training = originals[name].training
+
+
+def difference(big: nn.Module, small: nn.Module, inputs: Inputs, *, training: bool) -> str | None:
+    """How the outputs of two networks differ on inputs like an example, if they do by more than rounding."""
+    for mode in (False, True) if training else (False,):
+        for dtype in (torch.float64, None):
+            found = _compare(big, small, inputs, mode, dtype)
+            if found != "cannot run":
+                break
+        if found is not None:
+            return found
+    return None
+
+
+def _compare(
+    big: nn.Module, small: nn.Module, inputs: Inputs, training: bool, dtype: torch.dtype | None
+) -> str | None:
+    tolerance = _tolerance(big)
+    nets = [copy.deepcopy(net).cpu().train(training) for net in (big, small)]
+    nets = [net if dtype is None else net.to(dtype) for net in nets]
+    compared = 0
+    for given in _variants(inputs, next((p.dtype for p in nets[0].parameters()), torch.float32)):
+        try:
+            wanted = _outputs_of(nets[0], given)
+        except Exception:  # not an input of this network, or not of this kind of numbers
+            continue
+        for ours, theirs in zip(_outputs_of(nets[1], given), wanted, strict=True):
+            if ours.shape != theirs.shape or not _near(ours, theirs, tolerance):
+                return "what is left of it computes something else"
+        compared += 1
+    return None if compared else "cannot run"
+
+
+def _tolerance(net: nn.Module) -> float:
+    """How far outputs may be apart, relatively: constants were rounded to the network's own kind of numbers."""
+    coarsest = max((torch.finfo(p.dtype).eps for p in net.parameters() if p.is_floating_point()), default=1e-16)
+    return min(0.1, max(1e-9, 50 * coarsest))
+
+
+def _near(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    if not theirs.numel():
+        return True
+    return float((ours - theirs).abs().max()) <= tolerance * max(1e-30, float(theirs.abs().max()))
+
+
+@torch.no_grad()
+def _outputs_of(net: nn.Module, given: Inputs) -> list[Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        output = net(*given.args, **given.kwargs)
+    return [leaf.double() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _variants(inputs: Inputs, dtype: torch.dtype) -> Iterator[Inputs]:
+    """The example, random numbers in its place, and twice as many of them."""
+    generator = torch.Generator().manual_seed(0)
+
+    def plain(leaf: Any) -> Any:
+        kind = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.detach().cpu().to(dtype) if kind else leaf.cpu() if isinstance(leaf, Tensor) else leaf
+
+    def drawn(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return plain(leaf)
+        return torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def twice(leaf: Any) -> Any:
+        return torch.cat([drawn(leaf), drawn(leaf)]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+    for change in (plain, drawn, twice):
+        yield Inputs(*tree_map(change, (inputs.args, inputs.kwargs)))
 
 
 def _is_connected(found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inputs) -> bool:
@@ -155,46 +261,48 @@ def _is_connected(found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inp
 
 
 def _constant(found: fx.GraphModule, inputs: Inputs) -> Constant | None:
-    """The constant output, if it is one tensor with an entry for each example."""
+    """The constant output, if it is one tensor with the same entry for each example."""
     known = traced.values(found, inputs)
     output = next(known[node.name] for node in found.graph.nodes if node.op == "output")
     given = [leaf for leaf in inputs.args if isinstance(leaf, Tensor)]
-    if not isinstance(output, Tensor) or not given or not output.dim() or len(output) != len(given[0]):
+    weight = next((each for each in found.parameters() if each.is_floating_point()), None)
+    if weight is None or not isinstance(output, Tensor) or not given or not output.dim() or not given[0].dim():
         return None
-    weight = next(iter(found.parameters()))
-    return Constant(output[:1].to(weight))
-
-
-def _finished(
-    small: nn.Module,
-    mask: Mask,
-    model: nn.Module,
-    big_mask: Mapping[str, Tensor],
-    big: fx.GraphModule,
-    inputs: Inputs,
-) -> nn.Module:
-    small.train(model.training)
-    small.mask = mask  # type: ignore[assignment]
-    small.gains = _gains(big, big_mask, small, mask, inputs)  # type: ignore[assignment]
-    return small
+    constant = Constant(output[:1].to(weight))
+    return constant if difference(found, constant, inputs, training=False) is None else None
 
 
 def _gains(
-    big: fx.GraphModule, big_mask: Mapping[str, Tensor], small: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs
+    big: nn.Module, big_mask: Mapping[str, Tensor], small: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs
 ) -> Gains:
-    is_graph = isinstance(small, fx.GraphModule)
     pairs = [(big, big_mask), (small, mask)]
-    activations = [traced.activation_bytes(traced.values(big, inputs)), 0]
-    if isinstance(small, fx.GraphModule):
-        activations[1] = traced.activation_bytes(traced.values(small, inputs))
-    macs = [flow(net, kept, inputs).macs(everything(kept)) if kept else 0 for net, kept in pairs]
+    macs = [_macs(net, kept, inputs) for net, kept in pairs]
     return Gains(
         channels=_pair(sum(_outputs(module) for module in net.modules()) for net, _ in pairs),
         weights=_pair(sum(each.numel() for each in kept.values()) for _, kept in pairs),
         kept=_pair(sum(int(each.count_nonzero()) for each in kept.values()) for _, kept in pairs),
-        macs=(macs[0], macs[1] if is_graph else 0),
-        activations=(activations[0], activations[1]),
+        macs=(macs[0], macs[1]),
+        activations=_pair(_activations(net, inputs) for net, _ in pairs),
     )
+
+
+def _macs(net: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs) -> int | None:
+    if not mask:
+        return 0
+    try:
+        return flow(net, mask, inputs).macs(everything(mask))
+    except Exception:  # the user's own code may refuse a float64 copy of itself
+        return None
+
+
+def _activations(net: nn.Module, inputs: Inputs) -> int:
+    """Bytes of all values of a network for the example; 0 if they cannot be followed."""
+    if isinstance(net, Constant):
+        return 0
+    try:
+        return traced.activation_bytes(traced.values(traced.trace(net), inputs))
+    except Exception:
+        return 0
 
 
 def _pair(numbers: Any) -> tuple[int, int]:
@@ -278,7 +386,7 @@ class _Step:
         """What the channels that are to go send to a layer, where it is not zero and matters."""
         value, element = self.known[use.input], self.elements.get(use.input)
         needed = np.ones(use.axis.size, bool) if element is None else _along(element.needed, use.dim)
-        rows = value.movedim(use.dim, 0).flatten(1)
+        rows = value.movedim(use.dim, 0).reshape(use.axis.size, -1)
         roots = self.space.roots(use.axis)
         found = []
         for place in np.flatnonzero(gone[roots] & needed):
@@ -290,10 +398,11 @@ class _Step:
 
     def _can_be_carried(self, fold: _Fold, gone: Flags) -> bool:
         """Whether a constant can be carried into a layer; if not, its channel stays."""
-        calls = [
-            node for node in self.found.graph.nodes if node.op == "call_module" and node.target == fold.use.module
-        ]
-        sole = len(calls) == 1 and not self._is_tied(f"{fold.use.module}.weight")
+        path, nodes = fold.use.module, list(self.found.graph.nodes)
+        calls = [node for node in nodes if node.op == "call_module" and node.target == path]
+        read = any(node.op == "get_attr" and str(node.target).startswith(f"{path}.") for node in nodes)
+        tied = any(self._is_tied(f"{path}.{leaf}") for leaf in ("weight", "bias"))
+        sole = len(calls) == 1 and not read and not tied
         can = fold.value is not None and sole and (fold.use.bias or fold.use.padded)
         if not can:
             gone[fold.root] = False
@@ -301,7 +410,7 @@ class _Step:
 
     def _is_tied(self, name: str) -> bool:
         tensors = dict(self.found.named_parameters(remove_duplicate=False))
-        return sum(other is tensors[name] for other in tensors.values()) > 1
+        return name in tensors and sum(other is tensors[name] for other in tensors.values()) > 1
 
     def _choose_one(self, folds: list[_Fold], gone: Flags) -> None:
         """One channel stays for all constants of a layer with zeros around its image."""
@@ -386,7 +495,9 @@ class _Step:
             }
             if lost and module is not None:
                 sizes = {dim: axes[dim].size for dim in lost}  # type: ignore[union-attr]
-                small.set_submodule(str(node.target), SameDropout(module, lost, sizes))
+                name = f"{node.name}_same"  # one for each call: the same dropout may serve tensors of different sizes
+                small.add_submodule(name, SameDropout(module, lost, sizes))
+                node.target = name
 
     def _rewrite_sizes(self, small: fx.GraphModule, gone: Flags) -> None:
         """Numbers that the network's own code gives as sizes."""
@@ -417,7 +528,7 @@ class _Fold:
 
 def _along(flags: Tensor, dim: int) -> Flags:
     """For each index along a dimension, whether any flag is set."""
-    found: Flags = flags.movedim(dim, 0).flatten(1).any(1).numpy()
+    found: Flags = flags.movedim(dim, 0).reshape(flags.shape[dim], -1).any(1).numpy()
     return found
 
 

@@ -147,10 +147,12 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Mask:
         _check_ties(path, found, state)
         _check_writable(state)
         mask = Mask(provenance=found.provenance)
-        for name in found.own_names():
+        copies = {name: [n for n, other in found.tied.items() if other == name] for name in found.own_names()}
+        for name, others in copies.items():
             value, kept = found.dense(name)
             with torch.no_grad():
-                state[name].copy_(value)
+                for each in (name, *others):
+                    state[each].copy_(value)
             if kept is not None:
                 mask[name] = kept.to(state[name].device)
     return mask
@@ -227,7 +229,11 @@ def _content(path: str | os.PathLike[str], file: TensorFile) -> _Content:
             found.kinds[name] = (getattr(torch, facts["dtype"]), tuple(facts["shape"]))
             _check_layer(found, name)
         for name, other in tied.items():
+            if name in found.kinds or other in tied:
+                raise ValueError(f"{name} is stored, and tied to {other} as well")
             found.kinds[name] = found.kinds[other]
+        if not isinstance(about, dict):
+            raise TypeError("the provenance is no list of names and values")
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
     return found
@@ -235,9 +241,15 @@ def _content(path: str | os.PathLike[str], file: TensorFile) -> _Content:
 
 def _check_layer(found: _Content, name: str) -> None:
     """An error if the places and the values of a layer do not agree, before anything is made of them."""
+    facts = found.layers[name]
+    whole = [*facts["shape"], facts["listed"], facts["k"]]
+    if type(facts["inverted"]) is not bool or any(type(number) is not int for number in whole):
+        raise TypeError(f"the numbers of {name} are no whole numbers")
     gaps, values = found.gaps(name), found.file.tensor(name + _KEPT)
     if not isinstance(found.kinds[name][0], torch.dtype) or not all(side >= 0 for side in found.kinds[name][1]):
         raise ValueError(f"{name} has no shape or kind")
+    if values.dtype not in {found.kinds[name][0], torch.float16}:
+        raise TypeError(f"the values of {name} are {values.dtype}")
     if values.shape != (gaps.size - gaps.listed if gaps.inverted else gaps.listed,):
         raise ValueError(f"values and mask of {name} do not agree")
     if gaps.inverted and gaps.listed > gaps.size // 2:

@@ -2,8 +2,7 @@
 
 An element of a value is *live* if a path of kept weights leads from the input to it, and *needed* if one leads from
 it to the output. Both come from one run of the twin network (`driveprune.twin`) over the graph. Weights of a
-convolution count by channels: where one tap of a kernel is kept, the channels are joined. So the answers hold for
-inputs of any size.
+convolution count by channels: where one tap of a kernel is kept, the channels are joined, however small the image.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune.gradients import evaluating, seeded
-from driveprune.graph import Inputs, fill, signal_of, total
+from driveprune.graph import Inputs, fill, signal_of
 from driveprune.mask import parameters, unwrap
 from driveprune.twin import Twin
 
@@ -36,61 +35,88 @@ class Element:
     needed: Tensor
 
 
-def trace(model: nn.Module) -> fx.GraphModule:
-    """A copy of a network as a graph; names of parameters and buffers are those of the unwrapped model."""
-    plain = copy.deepcopy(unwrap(model))
-    for module in plain.modules():
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
+def trace(model: nn.Module, *, training: bool = False) -> fx.GraphModule:
+    """A copy of a network as a graph; names of parameters and buffers are those of the unwrapped model.
+
+    Args:
+        model: the network; what its code does in another mode than that of the trace is not seen.
+        training: the graph must hold in training and in evaluation mode; an error if the network's code differs in
+            anything but dropout.
+
+    """
+    found = _trace(model, training)
+    if training:
+        _follow_modes(found, _trace(model, False))
+    return found
+
+
+def _trace(model: nn.Module, training: bool) -> fx.GraphModule:
+    plain = copy.deepcopy(unwrap(model)).train(training)
+    hooked = [name for name, module in plain.named_modules() if module._forward_hooks or module._forward_pre_hooks]
+    if hooked:
+        raise ValueError(f"{hooked[0] or 'the network'} has forward hooks, which torch.fx does not see: remove them")
     try:
         found = fx.symbolic_trace(plain)
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(f"torch.fx cannot trace the network, so it cannot be compacted: {said}") from None
     _functionalise(found)
-    _dropout_as_modules(found)
-    found.train(model.training)
     return found
 
 
 def _functionalise(found: fx.GraphModule) -> None:
     """Operations that write into their input write into a new tensor instead."""
-    for module in found.modules():
-        if getattr(module, "inplace", None) is True:
-            module.inplace = False  # type: ignore[assignment]
+    layers = dict(found.named_modules())
     for node in list(found.graph.nodes):
-        if node.kwargs.get("inplace"):
+        module = layers.get(str(node.target)) if node.op == "call_module" else None
+        name = getattr(node.target, "__name__", "")
+        if module is not None and getattr(module, "inplace", None) is True:
+            pass
+        elif node.kwargs.get("inplace"):
             node.kwargs = {**node.kwargs, "inplace": False}
         elif node.op == "call_function" and node.target in _OUT_OF_PLACE:
             node.target = _OUT_OF_PLACE[node.target]
         elif node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__"):
             node.target = node.target[:-1]
-        elif node.op == "call_function" and getattr(node.target, "__name__", "").endswith("_"):
-            node.target = getattr(torch, node.target.__name__[:-1])
+        elif node.op == "call_function" and name.endswith("_") and hasattr(torch, name[:-1]):
+            node.target = getattr(torch, name[:-1])
         else:
             continue
         _use_instead(found, node)
+    for module in layers.values():
+        if getattr(module, "inplace", None) is True:
+            module.inplace = False
     found.recompile()
 
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
     F.dropout: nn.Dropout, F.dropout1d: nn.Dropout1d, F.dropout2d: nn.Dropout2d, F.dropout3d: nn.Dropout3d,
-    F.alpha_dropout: nn.AlphaDropout,
 }  # fmt: skip
 
 
-def _dropout_as_modules(found: fx.GraphModule) -> None:
-    """`F.dropout(x, p, self.training)` was traced with the flag of then: a module follows train() and eval()."""
-    for node in list(found.graph.nodes):
-        follows = len(node.args) > 2 or "training" in node.kwargs  # without it dropout is always on
-        if node.op == "call_function" and node.target in _DROPOUTS and follows:
+def _follow_modes(found: fx.GraphModule, evaluating: fx.GraphModule) -> None:
+    """`F.dropout(x, p, self.training)` becomes a module, which follows the mode; any other change is an error."""
+    nodes = list(found.graph.nodes)
+    others = list(evaluating.graph.nodes)
+    for node, other in zip(nodes, others, strict=len(nodes) == len(others)):
+        flags = [each.kwargs.get("training", each.args[2] if len(each.args) > 2 else None) for each in (node, other)]
+        if node.op == "call_function" and node.target in _DROPOUTS and flags == [True, False]:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            name = f"{node.name}_module"
-            found.add_submodule(name, _DROPOUTS[node.target](p))
-            with found.graph.inserting_before(node):
-                node.replace_all_uses_with(found.graph.call_module(name, (node.args[0],)))
-            found.graph.erase_node(node)
-    found.recompile()
+            for net, old in ((found, node), (evaluating, other)):
+                _replace(net, old, f"{node.name}_module", _DROPOUTS[node.target](p))
+    if found.code != evaluating.code:
+        raise ValueError(
+            "the network's code does something else in training than in evaluation: it cannot be compacted"
+        )
+
+
+def _replace(net: fx.GraphModule, node: fx.Node, name: str, module: nn.Module) -> None:
+    """Put a module in the place of a function of one tensor."""
+    net.add_submodule(name, module)
+    with net.graph.inserting_before(node):
+        node.replace_all_uses_with(net.graph.call_module(name, (node.args[0],)))
+    net.graph.erase_node(node)
+    net.recompile()
 
 
 def _use_instead(found: fx.GraphModule, node: fx.Node) -> None:
@@ -157,7 +183,8 @@ def elements(found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inputs) 
         mode = Twin(names, {name: weight.numel() for name, weight in weights.items()}, mixing=True)
         with evaluating(twin), mode, torch.autocast("cpu", enabled=False):
             recorder.run(*given)
-        signal = total(next(value for node, value in recorder.values.items() if node.op == "output"))
+        output = next(value for node, value in recorder.values.items() if node.op == "output")
+        signal = sum((leaf.sum() for leaf in tree_leaves(output) if _differentiable(leaf)), torch.zeros(()))
         known = {node.name: value for node, value in recorder.values.items() if _differentiable(value)}
         found_gradients: tuple[Tensor | None, ...] = (None,) * len(known)
         if signal.requires_grad:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_map
 
 from driveprune.channels import POOLS, POOLS_BY_NAME
 from driveprune.traced import by_channels
@@ -61,7 +62,7 @@ class _Flags(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = self._known[n.name]
-        flags = value
+        flags = tree_map(_ones, value)
         if isinstance(value, Tensor) and value.is_floating_point():
             flags = torch.ones_like(value, dtype=torch.float64)
             if n.op == "call_module":
@@ -89,7 +90,7 @@ class _Flags(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         tensors: list[Tensor] = [arg for arg in args if isinstance(arg, Tensor)]
         if name in _AT_ZERO_BY_NAME and len(tensors) == 1:
-            return tensors[0]
+            return tensors[0].contiguous()
         if name in ("add", "sub") and len(tensors) == 2:
             return _flags(tensors[0] + tensors[1])
         if name == "mul" and tensors:
@@ -98,6 +99,12 @@ class _Flags(fx.Interpreter):
             call = getattr(super(), n.op)
             return _flags(call(n.target, args, kwargs))
         return ones
+
+
+def _ones(leaf: Any) -> Any:
+    return (
+        torch.ones_like(leaf, dtype=torch.float64) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+    )
 
 
 def _flags(value: Tensor) -> Tensor:

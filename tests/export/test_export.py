@@ -155,3 +155,27 @@ def test_scipy_loads_it(tmp_path):
         else:
             found = dense[name]
         assert np.array_equal(found, value.numpy())
+
+
+def test_tied_weights_are_masked_under_each_name(tmp_path):
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    net[1].weight = net[0].weight
+    kept = torch.eye(6, dtype=torch.bool)
+    export(tmp_path / "net", net, {"0.weight": kept}, None, format="safetensors")
+    found = load_file(tmp_path / "net")
+    assert found["0.weight"].count_nonzero() == found["1.weight"].count_nonzero() == 6
+
+
+def test_any_name_of_a_buffer(tmp_path):
+    net = nn.Linear(3, 3)
+    net.register_buffer("file", torch.ones(2))
+    export(tmp_path / "net", net, {}, None, format="csr")
+    assert np.load(tmp_path / "net" / "dense.npz")["file"].tolist() == [1, 1]
+
+
+def test_what_onnx_cannot_take_is_one_clear_error(tmp_path):
+    net = nn.Linear(3, 3).bfloat16()
+    with pytest.raises(ValueError, match="ONNX") as caught:
+        export(tmp_path / "net.onnx", net, pruned(net, 0.5), torch.zeros(1, 3).bfloat16(), format="onnx")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "net.onnx").exists()

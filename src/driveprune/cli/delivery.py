@@ -37,6 +37,8 @@ def export(
     mask = load(file, net)
     x = torch.zeros(1, *shape)
     target = output or file.with_name(f"{file.stem}.{_ENDINGS.get(format, format)}")
+    if target.resolve() == file.resolve():
+        raise ValueError(f"{target} is the network itself: write to another file")
     exports.export(target, net, mask, x, format=format)
     facts = gained(net, mask, x, file)
     if as_json:

@@ -12,7 +12,9 @@ from driveprune.mask import unwrap
 def masked_state(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, on the CPU; the model itself is not changed."""
     found = {}
-    for name, value in unwrap(model).state_dict().items():
-        plain = value.detach().cpu()
-        found[name] = plain.where(mask[name].cpu(), 0) if name in mask else plain
+    state = unwrap(model).state_dict(keep_vars=True)
+    kept_by_tensor = {id(state[name]): kept.cpu() for name, kept in mask.items()}  # a tied weight has several names
+    for name, value in state.items():
+        kept, plain = kept_by_tensor.get(id(value)), value.detach().cpu()
+        found[name] = plain if kept is None else plain.where(kept, 0)
     return found

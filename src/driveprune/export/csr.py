@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,18 @@ def write(path: Path, model: nn.Module, mask: Mapping[str, Tensor], example: Any
             _write_matrix(path / f"{name}.npz", plain.flatten(1), mask[name].cpu().flatten(1))
         else:
             dense[name] = plain.numpy()
-    file = io.BytesIO()
-    np.savez(file, **dense)  # type: ignore[arg-type]
-    write_atomically(path / "dense.npz", file.getvalue())
+    write_atomically(path / "dense.npz", _npz(dense))
     write_atomically(path / "shapes.json", json.dumps(shapes, indent=1).encode())
+
+
+def _npz(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    """What np.savez writes, for any names."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+    return file.getvalue()
 
 
 def _write_matrix(path: Path, values: Tensor, kept: Tensor) -> None:

@@ -52,20 +52,30 @@ def to_onnx(model: nn.Module, example: Any) -> bytes:
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     shapes = tuple({0: batch} if isinstance(arg, Tensor) else None for arg in args)
     two = tuple(torch.cat([arg, arg]) if len(arg) == 1 else arg for arg in args)  # one example would be taken for all
-    with _quiet():
-        program = torch.onnx.export(model, two, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    try:
+        with _quiet():
+            program = torch.onnx.export(model, two, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    except Exception as error:
+        lines = [line for line in str(error.__cause__ or error).splitlines() if line.strip()]
+        raise ValueError(f"torch cannot write this network as ONNX: {lines[0] if lines else error!r}") from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.onnx"
         with _quiet():
             program.save(str(file), external_data=False)  # type: ignore[union-attr]
         content = file.read_bytes()
-    onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
-    _compare(model, session(runtime, content), args)
+    try:
+        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+        running = session(runtime, content)
+    except Exception as error:
+        raise ValueError(f"ONNX Runtime cannot run this network: {str(error).partition(chr(10))[0]}") from None
+    _compare(model, running, args)
     return content
 
 
 def _arguments(example: Any) -> tuple[Tensor, ...]:
     inputs = inputs_of(example)
+    if len(inputs.kwargs) > 1:
+        raise ValueError("for ONNX give the example as a tuple of arguments, in the order of the network's inputs")
     args = (*inputs.args, *inputs.kwargs.values())
     if not args or not all(isinstance(arg, Tensor) and arg.dim() for arg in args):
         raise ValueError("for ONNX the example must be tensors with the examples of a batch in dimension 0")
