@@ -262,6 +262,9 @@ def test_an_ordinary_module():
     small = dp.compact(net, mask, images(1, pixels=32)[0])
     twin = copy.deepcopy(small)
     twin.load_state_dict(small.state_dict())
+    assert twin.gains == small.gains
+    assert twin.mask.keys() == small.mask.keys()
+    assert all(torch.equal(kept, small.mask[name]) for name, kept in twin.mask.items())
     assert small.state_dict().keys() <= net.state_dict().keys() | {f"{name}.bias" for name, _ in net.named_modules()}
     assert small.mask.provenance == mask.provenance
     dp.apply(small, small.mask)  # its mask fits it

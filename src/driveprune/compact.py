@@ -12,7 +12,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,20 @@ class SameDropout(nn.Module):
         return x * noise
 
 
+class Compacted(fx.GraphModule):
+    """A compacted network: an ordinary module with its own mask, and what was gained."""
+
+    mask: Mask
+    gains: Gains
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compacted:
+        """A copy keeps both."""
+        twin = super().__deepcopy__(memo)
+        for name in self.__dict__.keys() & {"mask", "gains"}:
+            setattr(twin, name, copy.deepcopy(self.__dict__[name], memo))
+        return cast(Compacted, twin)
+
+
 def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep: Keep = "function") -> nn.Module:
     """A smaller network that computes the same function; the one that is given stays as it is.
 
@@ -169,7 +183,7 @@ def _compacted(
         step = _Step(found, small_mask, inputs, keep)
         found, small_mask = step.smaller()
         if not step.removed:
-            return found, small_mask
+            return Compacted(found, found.graph), small_mask
 
 
 def _set_modes(small: nn.Module, model: nn.Module) -> None:
