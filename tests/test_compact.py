@@ -87,6 +87,30 @@ def test_the_same_training(name, sparsity):
         _train_alike(net, mask, small, x)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sparsity", [0.9, 0.98, 0.999])
+@pytest.mark.parametrize("method", ["imp", "gmp"])
+@pytest.mark.parametrize("name", NETS)
+def test_masks_that_take_training(name, method, sparsity):
+    net, _, x = pruned(name, "random", 0.0)
+    knobs = {"imp": {"cycles": 2, "cycle_epochs": 1.0}, "gmp": {"cuts": 2}}[method]
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    pruner = dp.Pruner(
+        net, optimizer, [(x,)], method=method, sparsity=sparsity, epochs=4, steps_per_epoch=1, loss=loss_of,
+        knobs={key: value for key, value in knobs.items() if key in dp.methods.knobs(method)},
+    )  # fmt: skip
+    for _ in range(pruner.epochs):
+        optimizer.zero_grad()
+        loss_of(net, (x,)).backward()
+        optimizer.step()
+        pruner.step()
+    mask, plain = pruner.mask, copy.deepcopy(net)
+    assert abs(dp.sparsity(mask) - sparsity) < 0.01
+    eval_same(copy.deepcopy(plain), mask, x)
+    plain.train()
+    _train_alike(plain, mask, dp.compact(plain, mask, x[:1], keep="trainable"), x)
+
+
 def _train_alike(net, mask, small, x):
     nets, masks = (net, small), (mask, small.mask)
     optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3, momentum=0.9) for each in nets]
