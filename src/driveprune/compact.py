@@ -27,7 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 from driveprune import traced
 from driveprune.alike import difference
-from driveprune.channels import Space, Use, follow
+from driveprune.atoms import Space, Use
+from driveprune.channels import follow
 from driveprune.graph import CollapseWarning, Inputs, flow, inputs_of
 from driveprune.mask import Mask, apply, check_fits, everything, unwrap
 from driveprune.zeros import other_than_zero
