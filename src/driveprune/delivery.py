@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from driveprune.compact import compact
+from driveprune.export._state import masked_copy
 from driveprune.export.onnx import latencies, to_onnx
-from driveprune.mask import apply, unwrap
 
 
 def gained(model: nn.Module, mask: Mapping[str, Tensor], example: Any, file: Path) -> dict[str, tuple[float, float]]:
@@ -22,7 +21,7 @@ def gained(model: nn.Module, mask: Mapping[str, Tensor], example: Any, file: Pat
     Multiply-adds and activations are those of the compacted network; the time of a call is measured in ONNX Runtime,
     if it is installed, dense and compacted in turn.
     """
-    dense = apply_copy(model, mask)
+    dense = masked_copy(model, mask)
     state = {id(value): value for value in dense.state_dict(keep_vars=True).values()}
     found: dict[str, tuple[float, float]] = {
         "bytes of the file": (sum(v.numel() * v.element_size() for v in state.values()), file.stat().st_size),
@@ -41,10 +40,3 @@ def gained(model: nn.Module, mask: Mapping[str, Tensor], example: Any, file: Pat
             seconds = latencies({"dense": to_onnx(dense, example), "small": to_onnx(small, example)}, example)
             found["milliseconds a call, ONNX Runtime, batch 1"] = (1e3 * seconds["dense"], 1e3 * seconds["small"])
     return found
-
-
-def apply_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:
-    """A copy on the CPU, in evaluation mode, with removed weights at zero."""
-    plain = copy.deepcopy(unwrap(model)).cpu().eval()
-    apply(plain, {name: kept.cpu() for name, kept in mask.items()})
-    return plain

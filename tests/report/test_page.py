@@ -14,6 +14,7 @@ from driveprune.report.groups import groups
 from driveprune.report.page import page
 from driveprune.runs.store import Run, read_runs
 from tests.report.browser import EVIL, browser, write_store
+from tests.report.stores import run, unfinished
 
 pytestmark = pytest.mark.xdist_group("browser")
 VGG, RESNET = "vgg16 on cifar10", "resnet18 on cifar100"
@@ -378,3 +379,11 @@ def test_pictures_for_who_wants_to_look(opened, store, tmp_path, name):
         assert section(tab, VGG).locator("svg[class^=plot]").count() > 10
     tab.screenshot(path=folder / f"{name}.png", full_page=not dialog)
     assert (folder / f"{name}.png").stat().st_size > 10_000
+
+
+def test_runs_that_are_missing_or_running_are_on_the_page():
+    runs = [run("snip", 0.9, 0.9), unfinished("drive", 0.9, "missing"), unfinished("imp", 0.9, "running")]
+    text = page(groups(runs))
+    for one in runs[1:]:
+        assert one.path.name in text
+        assert one.standing in text

@@ -1,12 +1,20 @@
-"""The state of a network with its removed weights at zero."""
+"""A network with its removed weights at zero: a copy, or its state."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from driveprune.mask import unwrap
+from driveprune.mask import apply, unwrap
+
+
+def masked_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:
+    """A copy on the CPU, in evaluation mode, with removed weights at zero."""
+    plain = copy.deepcopy(unwrap(model)).cpu().eval()
+    apply(plain, {name: kept.cpu() for name, kept in mask.items()})
+    return plain
 
 
 def masked_state(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import io
 import logging
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from driveprune.compact import compact
+from driveprune.export._state import masked_copy
 from driveprune.files import write_atomically
 from driveprune.graph import inputs_of
-from driveprune.mask import apply, unwrap
 
 TOLERANCE = 1e-5
 """The largest difference to torch's output, relative to its largest value, with which a file is kept."""
@@ -30,17 +29,12 @@ _BATCHES = (1, 2, 5)
 
 def write(path: Path, model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> None:
     """Write the compacted network in evaluation mode."""
-    plain = _in_evaluation(model)
-    apply(plain, {name: kept.cpu() for name, kept in mask.items()})
+    plain = masked_copy(model, mask)
     try:
         plain = compact(plain, mask, example)
     except ValueError as error:
         warnings.warn(f"{error}; it is written as it is, with its zeros", stacklevel=3)
     write_atomically(path, to_onnx(plain, example))
-
-
-def _in_evaluation(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(unwrap(model)).cpu().eval()
 
 
 def to_onnx(model: nn.Module, example: Any) -> bytes:

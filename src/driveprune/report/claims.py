@@ -144,12 +144,13 @@ def _compare(evidence: Evidence, drive: str, other: str, sparsity: float, margin
 
 
 def signed(number: float) -> str:
-    """A difference with its sign.
+    """A difference, with the minus sign of mathematics.
 
-    >>> signed(-1.5)
-    '−1.50'
+    >>> signed(-1.5), signed(0.001)
+    ('−1.50', '±0.00')
     """
-    return f"{number:+.2f}".replace("-", "−")
+    text = f"{number:+.2f}"
+    return {"+0.00": "±0.00", "-0.00": "±0.00"}.get(text, text).replace("-", "−")
 
 
 def _spread(mean: float, deviation: float | None) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from driveprune.report import palette, tables
 from driveprune.report.claims import Claim
-from driveprune.report.groups import WORKS, Cell, Group, Quantity, base
+from driveprune.report.groups import WORKS, Cell, Group, Quantity, base, tested_rows
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
@@ -182,8 +182,7 @@ def learning_curves(group: Group) -> Figure | None:
 
 def curve(run: Run) -> tuple[list[float], list[float]]:
     """Epochs and test accuracy in % of the cycle that ends with the network."""
-    rows = [row for row in (run.result or {})["rows"] if row.get("test") is not None]
-    rows = [row for row in rows if row["cycle"] == rows[-1]["cycle"]]
+    rows = tested_rows(run)
     return [row["epoch"] for row in rows], [100 * row["test"] for row in rows]
 
 

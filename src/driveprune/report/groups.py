@@ -79,6 +79,12 @@ def quantity(run: Run, of: Quantity) -> float | None:
     return None if value is None or not isfinite(value) else float(value)
 
 
+def tested_rows(run: Run) -> list[dict[str, Any]]:
+    """The epochs of the last cycle that were tested (IMP trains many times)."""
+    rows = [row for row in (run.result or {})["rows"] if row.get("test") is not None]
+    return [row for row in rows if row["cycle"] == rows[-1]["cycle"]]
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that may be compared: the same data, model and training."""

@@ -23,8 +23,8 @@ from markupsafe import Markup
 
 from driveprune.files import checked_json
 from driveprune.report import palette, tables
-from driveprune.report.claims import claims
-from driveprune.report.groups import WORKS, Cell, Group, base, is_check, prunes_early, quantity
+from driveprune.report.claims import claims, signed
+from driveprune.report.groups import WORKS, Cell, Group, base, is_check, prunes_early, quantity, tested_rows
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
@@ -107,16 +107,6 @@ def said_time(seconds: float) -> str:
     if seconds < 600:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
-
-
-def signed(value: float) -> str:
-    """A difference, with the minus sign of mathematics.
-
-    >>> signed(-0.526)
-    '−0.53'
-    """
-    text = f"{value:+.2f}"
-    return {"+0.00": "±0.00", "-0.00": "±0.00"}.get(text, text).replace("-", "−")
 
 
 def percent(fraction: float) -> str:
@@ -441,7 +431,7 @@ def _command(run: Run) -> str:
 
 
 def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
-    epochs, curve = _curve(result.get("rows") or ())
+    tested = tested_rows(run)
     return {
         "last": _number(quantity(run, "last"), 17),  # whole: it is shown with the digits of the tables
         "best": _number(quantity(run, "best"), 17),
@@ -455,18 +445,11 @@ def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
         "bytes": _number(result.get("net_bytes")),
         "speedup": _number(result.get("speedup")),
         "kept": [_number(layer["kept"] / max(1, layer["weights"]), 6) for layer in result.get("layers") or ()],
-        "epochs": epochs,
-        "curve": curve,
+        "epochs": [row["epoch"] for row in tested],
+        "curve": [_number(row["test"]) for row in tested],
         "data": result.get("data"),
         "best_by": result.get("best_by", "test"),
     }
-
-
-def _curve(rows: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[float | None]]:
-    """Test accuracy by epoch in the last cycle (IMP trains many times)."""
-    last = max((row.get("cycle", 0) for row in rows), default=0)
-    tested = [row for row in rows if row.get("cycle", 0) == last and row.get("test") is not None]
-    return [row["epoch"] for row in tested], [_number(row["test"]) for row in tested]
 
 
 def _number(value: float | None, digits: int = 4) -> float | None:
