@@ -9,7 +9,7 @@ HOME = Path(driveprune.__file__).parent
 ORDER = [
     "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan", "methods", "cut", "hold",
     "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "atoms", "channels", "zeros", "alike",
-    "compact", "export", "delivery", "batches", "archives", "datasets", "recipes", "train", "progress", "fit", "runs",
+    "compact", "sparse", "export", "delivery", "batches", "archives", "datasets", "recipes", "train", "progress", "fit", "runs",
     "report", "cli",
 ]  # fmt: skip
 

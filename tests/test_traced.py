@@ -83,7 +83,7 @@ def test_arguments_by_name_and_default():
             return a * b + c
 
     found = traced.trace(Two())
-    assert traced.arguments(found, inputs_of({"b": 3, "a": 1})) == [1, 3, 2.0]
-    assert traced.arguments(found, Inputs((1,), {"c": 5, "b": 3})) == [1, 3, 5]
+    assert traced.arguments(found.graph, inputs_of({"b": 3, "a": 1})) == [1, 3, 2.0]
+    assert traced.arguments(found.graph, Inputs((1,), {"c": 5, "b": 3})) == [1, 3, 5]
     with pytest.raises(ValueError, match="lacks the network's input 'b'"):
-        traced.arguments(found, inputs_of({"a": 1}))
+        traced.arguments(found.graph, inputs_of({"a": 1}))

@@ -18,6 +18,7 @@ from driveprune.preview import Preview, preview
 from driveprune.pruner import Pruner
 from driveprune.recipes import Recipe
 from driveprune.selection import keep_top
+from driveprune.sparse import densify, sparsify
 from driveprune.summary import Summary, summary
 from driveprune.train import Trained
 
@@ -44,6 +45,7 @@ __all__ = [
     "apply",
     "compact",
     "datasets",
+    "densify",
     "effective_sparsity",
     "fit",
     "hold",
@@ -56,6 +58,7 @@ __all__ = [
     "prune",
     "recipes",
     "save",
+    "sparsify",
     "sparsity",
     "summary",
 ]

@@ -35,31 +35,41 @@ class Element:
     needed: Tensor
 
 
-def trace(model: nn.Module, *, training: bool = False) -> fx.GraphModule:
+def trace(model: nn.Module, *, training: bool = False, leaves: tuple[type[nn.Module], ...] = ()) -> fx.GraphModule:
     """A copy of a network as a graph; names of parameters and buffers are those of the unwrapped model.
 
     Args:
         model: the network; what its code does in another mode than that of the trace is not seen.
         training: the graph must hold in training and in evaluation mode; an error if the network's code differs in
             anything but dropout.
+        leaves: modules that are one operation each, beside those of torch.
 
     """
-    found = _trace(model, training)
+    found = _trace(model, training, leaves)
     if training:
-        _follow_modes(found, _trace(model, False))
+        _follow_modes(found, _trace(model, False, leaves))
     return found
 
 
-def _trace(model: nn.Module, training: bool) -> fx.GraphModule:
+class _Tracer(fx.Tracer):
+    def __init__(self, leaves: tuple[type[nn.Module], ...]) -> None:
+        super().__init__()
+        self._leaves = leaves
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, self._leaves) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _trace(model: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]) -> fx.GraphModule:
     plain = copy.deepcopy(unwrap(model)).train(training)
     hooked = [name for name, module in plain.named_modules() if module._forward_hooks or module._forward_pre_hooks]
     if hooked:
         raise ValueError(f"{hooked[0] or 'the network'} has forward hooks, which torch.fx does not see: remove them")
     try:
-        found = fx.symbolic_trace(plain)
+        found = fx.GraphModule(plain, _Tracer(leaves).trace(plain), type(plain).__name__)
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
-        raise ValueError(f"torch.fx cannot trace the network, so it cannot be compacted: {said}") from None
+        raise ValueError(f"torch.fx cannot trace the network, so its channels cannot be followed: {said}") from None
     _functionalise(found)
     return found
 
@@ -129,9 +139,9 @@ def _use_instead(found: fx.GraphModule, node: fx.Node) -> None:
                 user.replace_input_with(written, node)
 
 
-def arguments(found: fx.GraphModule, inputs: Inputs) -> list[Any]:
+def arguments(graph: fx.Graph, inputs: Inputs) -> list[Any]:
     """An example input as the list of arguments that the graph takes."""
-    names = [node for node in found.graph.nodes if node.op == "placeholder"]
+    names = [node for node in graph.nodes if node.op == "placeholder"]
     given = list(inputs.args)
     for node in names[len(given) :]:
         name = str(node.target)
@@ -167,7 +177,16 @@ def values(found: fx.GraphModule, inputs: Inputs) -> dict[str, Any]:
         return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
     with evaluating(exact), seeded(exact, 0):
-        recorder.run(*tree_map(double, arguments(found, inputs)))
+        recorder.run(*tree_map(double, arguments(found.graph, inputs)))
+    return {node.name: value for node, value in recorder.values.items()}
+
+
+@torch.no_grad()
+def recorded(found: fx.GraphModule, inputs: Inputs) -> dict[str, Any]:
+    """What every node computes for an example, in evaluation mode, as it is, by the node's name."""
+    recorder = _Recorder(found)
+    with evaluating(found), seeded(found, 0):
+        recorder.run(*arguments(found.graph, inputs))
     return {node.name: value for node, value in recorder.values.items()}
 
 
@@ -179,7 +198,7 @@ def elements(found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inputs) 
         fill(weights, by_channels(mask))
         names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
         recorder = _Recorder(twin)
-        given = tree_map(signal_of, arguments(found, inputs))
+        given = tree_map(signal_of, arguments(found.graph, inputs))
         mode = Twin(names, {name: weight.numel() for name, weight in weights.items()}, mixing=True)
         with evaluating(twin), mode, torch.autocast("cpu", enabled=False):
             recorder.run(*given)

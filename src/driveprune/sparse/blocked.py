@@ -1,0 +1,294 @@
+"""Operations on blocked tensors that autograd knows: (blocks, channels, height, width, LANES), float32, contiguous.
+
+Images that fill up the last block are zeros on the way in; on the way back, their gradients are zero everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from driveprune.sparse import kernels
+from driveprune.sparse.memory import Floats, empty
+from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
+from driveprune.sparse.vector import LANES
+
+
+def pack(x: Tensor) -> Tensor:
+    """(N, C, H, W) or (N, C) as a blocked tensor."""
+    images = x.float() if x.dim() == 4 else x.float()[:, :, None, None]
+    blocks = -(-len(images) // LANES)
+    images = F.pad(images, (0, 0, 0, 0, 0, 0, 0, blocks * LANES - len(images)))
+    return images.reshape(blocks, LANES, *images.shape[1:]).movedim(1, -1).contiguous()
+
+
+def unpack(x: Tensor, count: int, dims: int) -> Tensor:
+    """The `count` images of a blocked tensor as (N, C, H, W), or (N, C)."""
+    images = x.movedim(-1, 1).reshape(-1, *x.shape[1:-1])[:count]
+    return images if dims == 4 else images.flatten(1)
+
+
+def threads() -> int:
+    """How many threads the kernels use: as many as torch, as far as numba has them."""
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+def run(kernel: Callable[..., object], *args: Any) -> None:
+    """Run a kernel; tensors are given as flat arrays."""
+    numba.set_num_threads(threads())
+    kernel(*(flat(each) if isinstance(each, Tensor) else each for each in args))
+
+
+def flat(x: Tensor) -> Floats:
+    """A contiguous tensor as a flat array on the same memory."""
+    found: Floats = x.detach().reshape(-1).numpy()
+    return found
+
+
+class Kernel:
+    """A layer's kept weights and the tables of its kernels, made when they are first needed."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._tilings: dict[tuple[Any, ...], Tiling] = {}
+
+    def __deepcopy__(self, _: Any) -> Kernel:
+        return self  # nothing in it changes
+
+    def tiling(self, make: Callable[[Layer, int, int, int], Tiling], height: int, width: int, blocks: int) -> Tiling:
+        """The tables for a size of image."""
+        key = make, height, width, blocks
+        if key not in self._tilings:
+            self._tilings[key] = make(self.layer, height, width, blocks)
+        return self._tilings[key]
+
+    def output(
+        self, x: Tensor, values: Tensor, bias: Tensor | None, *, plus: Tensor | None = None, relu: bool = False
+    ) -> Tensor:
+        """The layer's output, plus another tensor, clipped at zero."""
+        size = x.shape[2], x.shape[3]
+        out = empty(x.shape[0], self.layer.outputs, *self.layer.size(*size), LANES)
+        self._correlate(forward, size, x, values, bias, out, plus, relu)
+        return out
+
+    def input_gradient(self, slope: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+        """The gradient of the layer's input, of a size, from that of its output."""
+        out = empty(slope.shape[0], self.layer.inputs, *size, LANES)
+        self._correlate(backward, size, slope, values, None, out, None, False)
+        return out
+
+    def _correlate(
+        self, make: Any, size: tuple[int, int], x: Tensor, values: Tensor, bias: Tensor | None, out: Tensor,
+        plus: Tensor | None, relu: bool,
+    ) -> None:  # fmt: skip
+        given = np.zeros(out.shape[1], np.float32) if bias is None else flat(bias)
+        count = threads()
+        for first, jobs, tiling in self._pieces(make, size, out):
+            weights = flat(values) if tiling.order is None else flat(values)[tiling.order]
+            scratch = _scratch(count, tiling)
+            run(
+                kernels.correlate, x, out, out if plus is None else plus, plus is not None, weights, given, first,
+                jobs, -(-count // jobs), tiling.sizes, tiling.bands, tiling.runs, tiling.inward, tiling.outward,
+                tiling.starts, tiling.offsets, scratch, relu,
+            )  # fmt: skip
+
+    def _pieces(self, make: Any, size: tuple[int, int], out: Tensor) -> list[tuple[int, int, Tiling]]:
+        """(first block, number of pieces, tables): pieces of several blocks, and what is left over."""
+        blocks, at_once = out.shape[0], min(out.shape[0], blocks_for((out.shape[2], out.shape[3])))
+        whole, rest = divmod(blocks, at_once)
+        found = [(0, whole, self.tiling(make, *size, at_once))]
+        if rest:
+            found.append((whole * at_once, 1, self.tiling(make, *size, rest)))
+        return found
+
+    def weight_gradient(self, x: Tensor, slope: Tensor) -> Tensor:
+        """The gradient of the kept values."""
+        count = threads()
+        total: Tensor | None = None
+        for first, jobs, tiling in self._pieces(forward, (x.shape[2], x.shape[3]), slope):
+            fours = tiling.by_fours
+            scratch, sums = _scratch(count, tiling), np.zeros((count, len(fours.offsets)), np.float32)
+            run(
+                kernels.weight_sums, x, slope, first, jobs, tiling.sizes, tiling.bands, tiling.runs, tiling.inward,
+                tiling.outward, tiling.counted, fours.starts, fours.offsets, scratch, sums,
+            )  # fmt: skip
+            found = x.new_empty(len(fours.slots))
+            run(kernels.add_up, sums, fours.slots, found)
+            total = found if total is None else total + found
+        assert total is not None
+        return total
+
+
+def _scratch(count: int, tiling: Tiling) -> Floats:
+    """A scratch for each thread, in lines of the cache of its own."""
+    found: Floats = empty(count, -(-tiling.scratch // 16) * 16).numpy()
+    return found
+
+
+class _Convolve(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel, relu: bool) -> Tensor:
+        out = kernel.output(x, values, bias, relu=relu)
+        ctx.save_for_backward(x, values, out if relu else None)
+        ctx.kernel, ctx.relu, ctx.has_bias = kernel, relu, bias is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, values, out = ctx.saved_tensors
+        slope, dbias = slope.contiguous(), None
+        if ctx.relu or (ctx.has_bias and ctx.needs_input_grad[2]):
+            slope, dbias = _clip_backward(slope, out)
+        dx = ctx.kernel.input_gradient(slope, values, (x.shape[2], x.shape[3])) if ctx.needs_input_grad[0] else None
+        dvalues = ctx.kernel.weight_gradient(x, slope) if ctx.needs_input_grad[1] else None
+        return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None
+
+
+def _clip_backward(slope: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradient before the clip of `out` (if there was one), and the sum of it for each channel."""
+    dy = slope if out is None else empty(*slope.shape)
+    dbias = slope.new_empty(slope.shape[1])
+    blocks, channels, plane = _planes(slope)
+    other = slope if out is None else out
+    run(kernels.clip_backward, slope, other, dy, dbias, blocks, channels, plane, out is not None)
+    return dy, dbias
+
+
+def _planes(x: Tensor) -> tuple[int, int, int]:
+    return x.shape[0], x.shape[1], x.shape[2] * x.shape[3] * LANES
+
+
+def convolve(x: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel, *, relu: bool = False) -> Tensor:
+    """A sparse convolution, or linear layer, of a blocked tensor."""
+    found: Tensor = _Convolve.apply(x.contiguous(), values, bias, kernel, relu)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, plus: Tensor | None, means: Tensor, variances: Tensor,
+        eps: float, last: int, relu: bool, training: bool,
+    ) -> Tensor:  # fmt: skip
+        inverse = (variances + eps).rsqrt()
+        scale = weight * inverse
+        shift = bias - means * scale
+        out = empty(*y.shape)
+        blocks, channels, plane = _planes(y)
+        other = y if plus is None else plus
+        run(kernels.normalise, y, other, plus is not None, scale, shift, out, blocks, channels, plane, relu)
+        ctx.save_for_backward(y, weight, means, inverse, scale, shift, out if relu and plus is not None else None)
+        ctx.has_plus, ctx.last, ctx.relu, ctx.training = plus is not None, last, relu, training
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        y, weight, means, inverse, scale, shift, out = ctx.saved_tensors
+        slope, dy = slope.contiguous(), empty(*y.shape)
+        clipped_plus = ctx.has_plus and ctx.relu
+        dplus = empty(*y.shape) if clipped_plus else slope
+        dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
+        blocks, channels, plane = _planes(y)
+        run(
+            kernels.normalise_backward, slope, y, y if out is None else out, clipped_plus, means, inverse,
+            scale, shift, dy, dplus, dweight, dbias, blocks, channels,
+            plane, ctx.last, ctx.relu, ctx.training,
+        )  # fmt: skip
+        return dy, dweight, dbias, dplus if ctx.has_plus else None, *[None] * 6
+
+
+def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = None, relu: bool = False) -> Tensor:
+    """Batch normalisation of `count` images by a module, then plus another tensor, then clipped at zero."""
+    assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+    y = y.contiguous()
+    last = count - (y.shape[0] - 1) * LANES
+    own = norm.training or norm.running_mean is None
+    means, variances = _moments(y, last) if own else (norm.running_mean, norm.running_var)
+    assert means is not None
+    assert variances is not None
+    if norm.training and norm.running_mean is not None:
+        _follow(norm, means, variances, count * y.shape[2] * y.shape[3])
+    ones = norm.weight if norm.affine else torch.ones_like(means)
+    zeros = norm.bias if norm.affine else torch.zeros_like(means)
+    other = None if plus is None else plus.contiguous()
+    found: Tensor = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _moments(y: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    means, variances = y.new_empty(y.shape[1]), y.new_empty(y.shape[1])
+    blocks, channels, plane = _planes(y)
+    run(kernels.moments, y, means, variances, blocks, channels, plane, last)
+    return means, variances
+
+
+@torch.no_grad()
+def _follow(norm: nn.BatchNorm1d | nn.BatchNorm2d, means: Tensor, variances: Tensor, numbers: int) -> None:
+    """The running statistics, as torch's own module follows them."""
+    if numbers < 2:
+        raise ValueError("batch normalisation in training needs more than one value for each channel")
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    share = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        share = 1 / float(norm.num_batches_tracked) if share is None else share
+    share = 0.0 if share is None else share
+    norm.running_mean.mul_(1 - share).add_(means, alpha=share)
+    norm.running_var.mul_(1 - share).add_(variances, alpha=share * numbers / (numbers - 1))
+
+
+class _MaxPool(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Any, stride: Any, pad: Any) -> Tensor:
+        size = [(s + 2 * p - k) // t + 1 for s, k, t, p in zip(x.shape[2:4], kernel, stride, pad, strict=True)]
+        out = empty(*x.shape[:2], *size, LANES)
+        ctx.numbers = (x.shape[0] * x.shape[1], *x.shape[2:4], *size, kernel, stride, pad)
+        run(kernels.max_pool, x, out, *ctx.numbers)
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, out = ctx.saved_tensors
+        dx = empty(*x.shape)
+        left_over = np.empty((threads(), LANES), np.float32)
+        run(kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, *ctx.numbers)
+        return dx, None, None, None
+
+
+def max_pool(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """Max pooling of a blocked tensor."""
+    found: Tensor = _MaxPool.apply(x.contiguous(), kernel, stride, padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+def as_images(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
+    """An operation on single channels, done by torch: the lanes are its channels, in its channels_last format."""
+    blocks, channels, height, width, _ = x.shape
+    out = pool(x.reshape(blocks * channels, height, width, LANES).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    return out.reshape(blocks, channels, *out.shape[1:]).contiguous()
+
+
+def flatten(x: Tensor) -> Tensor:
+    """Channels and pixels as channels of one pixel."""
+    return x.reshape(x.shape[0], -1, 1, 1, LANES)
+
+
+def dropout(x: Tensor, module: nn.Module, count: int, dims: int) -> Tensor:
+    """The noise of a dropout module, drawn as for ordinary tensors: the same random numbers."""
+    noise = module(
+        torch.ones(count, *x.shape[1:4], dtype=x.dtype).flatten(1) if dims == 2 else torch.ones(count, *x.shape[1:4])
+    )
+    return x * pack(noise)

@@ -1,0 +1,61 @@
+"""A layer with the normalisation that follows it, as weights and a bias: for inference."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from driveprune.sparse.layers import SparseLayer
+from driveprune.sparse.memory import Floats
+
+
+class Folded:
+    """A layer and a normalisation in evaluation mode, of which either may be missing."""
+
+    def __init__(self, layer: nn.Module | None, norm: nn.Module | None, channels: int = 0) -> None:
+        assert layer is None or isinstance(layer, SparseLayer)
+        assert norm is None or isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        self.layer, self.norm = layer, norm
+        self._channels = channels if layer is None else layer.kernel.layer.outputs
+        self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
+
+    def version(self) -> list[tuple[int, int]]:
+        """Changes whenever one of the tensors does."""
+        modules = [each for each in (self.layer, self.norm) if each is not None]
+        tensors = [t for each in modules for t in (*each._parameters.values(), *each._buffers.values())]
+        return [(id(tensor), tensor._version) for tensor in tensors if tensor is not None]
+
+    @torch.no_grad()
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """What the normalisation does to each channel."""
+        norm = self.norm
+        if norm is None:
+            return torch.ones(self._channels), torch.zeros(self._channels)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = (norm.running_var + norm.eps).rsqrt()
+        scale = scale * norm.weight if norm.affine else scale
+        shift = -norm.running_mean * scale
+        return scale, shift + norm.bias if norm.affine else shift
+
+    @torch.no_grad()
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The values and the bias of the layer with the normalisation in them."""
+        version = self.version()
+        if self._known is None or self._known[0] != version:
+            assert self.layer is not None
+            scale, shift = self.scale_and_shift()
+            outputs = torch.from_numpy(self.layer.kernel.layer.places[:, 0])
+            bias = shift if self.layer.bias is None else self.layer.bias * scale + shift
+            self._known = version, (self.layer.weight * scale[outputs], bias.contiguous())
+        return self._known[1]
+
+    def fill(self, weights: Floats, bias: Floats) -> None:
+        """Write them into arrays; without a layer, the shift and then the scale."""
+        if self.layer is None:
+            scale, shift = self.scale_and_shift()
+            bias[:] = np.concatenate([shift.numpy(), scale.numpy()])
+        else:
+            values, given = self.weights()
+            weights[:], bias[:] = values.numpy(), given.numpy()

@@ -1,0 +1,381 @@
+"""The loops over tiles, bands and blocks, compiled by numba.
+
+A tensor of images is *blocked*: (blocks, channels, height, width, LANES), the images of a block side by side. Every
+kernel takes flat arrays. Work is divided among threads in a fixed way and sums are added in a fixed order: the result
+depends on the number of threads alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import prange
+
+from driveprune.sparse.tiling import SIZES
+from driveprune.sparse.vector import (
+    FROM_BIAS,
+    FROM_BIAS_AND_PLUS,
+    FROM_OUTPUT,
+    LANES,
+    TILE,
+    clear_vector,
+    clip_slope,
+    copy_vector,
+    deviations,
+    make_products,
+    make_tile,
+    max_vector,
+    route_vector,
+    scale,
+    scale_plus,
+    scale_plus_relu,
+    scale_relu,
+    slope_apply,
+    slope_apply_input,
+    slope_sums,
+    slope_sums_input,
+    slope_sums_output,
+    sum_slope,
+)
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+(
+    INPUTS, HEIGHT, WIDTH, OUTPUTS, OUT_PLANE, BLOCKS, ROWS, COLUMNS, STRIDE, LEFT, ROW_PITCH, BLOCK_PITCH,
+    CHANNEL_PITCH, GROUPS, STEP, ACROSS,
+) = SIZES.values()  # fmt: skip
+
+
+def compiled(*, parallel: bool = False) -> Callable[[_F], _F]:
+    """Compile a function, and keep what was compiled for the next process where that is possible."""
+
+    def wrap(function: _F) -> _F:
+        options = {"nogil": True, "parallel": parallel, "error_model": "numpy"}
+        try:
+            return cast(_F, numba.njit(cache=True, **options)(function))
+        except RuntimeError:  # no folder to keep it in
+            return cast(_F, numba.njit(**options)(function))
+
+    return wrap
+
+
+_tile_1x8, _tile_2x4, _tile_4x2, _tile_8x1 = (make_tile(TILE // run, run) for run in (8, 4, 2, 1))
+_products_1x8, _products_2x4, _products_4x2, _products_8x1 = (make_products(TILE // run, run) for run in (8, 4, 2, 1))
+
+
+@compiled()
+def _copy_sorted(x, begin, scratch, to, sizes):
+    """A row, its columns sorted by their remainders."""
+    columns, stride, left = sizes[COLUMNS], sizes[STRIDE], sizes[LEFT]
+    for remainder in range(stride):
+        for q in range(columns):
+            column = q * stride + remainder
+            place = to + (remainder * columns + q) * LANES
+            if column < left or column >= sizes[WIDTH] + left:
+                clear_vector(scratch, place)
+            else:
+                copy_vector(scratch, place, x, begin + column * LANES)
+
+
+@compiled()
+def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
+    """The rows of a band, of all channels, into the scratch, with zeros where there is no image."""
+    height, width, rows, columns = sizes[HEIGHT], sizes[WIDTH], sizes[ROWS], sizes[COLUMNS]
+    channels, stride, left = sizes[INPUTS], sizes[STRIDE], sizes[LEFT]
+    low = min(max(0, left), columns)  # columns [low, high) of the scratch are in the image, if the stride is 1
+    high = max(low, min(columns, width + left))
+    for c in range(channels):
+        for b in range(blocks):
+            source = x_base + (b * channels + c) * height * width * LANES
+            target = c * sizes[CHANNEL_PITCH] + b * sizes[BLOCK_PITCH]
+            for r in range(rows):
+                y, to = first_row + r, target + r * sizes[ROW_PITCH]
+                begin = source + (y * width - left) * LANES
+                if y < 0 or y >= height:
+                    for q in range(stride * columns):
+                        clear_vector(scratch, to + q * LANES)
+                elif stride == 1:
+                    for q in range(low):
+                        clear_vector(scratch, to + q * LANES)
+                    for q in range(low, high):
+                        copy_vector(scratch, to + q * LANES, x, begin + q * LANES)
+                    for q in range(high, columns):
+                        clear_vector(scratch, to + q * LANES)
+                else:
+                    _copy_sorted(x, begin, scratch, to, sizes)
+
+
+@numba.njit(inline="always")
+def _tile(kind, x, weights, begin, end, table, place, out, base, step, start, bias, plus, relu):
+    """The sums of one output over one tile of a kind."""
+    offsets, values = weights
+    inward, outward = table
+    if kind == 0:
+        _tile_1x8(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+    elif kind == 1:
+        _tile_2x4(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+    elif kind == 2:
+        _tile_4x2(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+    else:
+        _tile_8x1(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+
+
+@compiled()
+def correlate_blocks(
+    x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, starts, offsets,
+    scratch, start, relu,
+):  # fmt: skip
+    """The outputs `low` to `high` of as many blocks of images as the tables are for."""
+    groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
+    weights, table = (offsets, values), (inward, outward)
+    for band in range(len(bands)):
+        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band, 0], scratch)
+        for group in range(groups):
+            begins = start if group == 0 else FROM_OUTPUT
+            last = relu and group == groups - 1
+            for r in range(bands[band, 1], bands[band, 2]):
+                key, kind = (runs[r, 0] * groups + group) * outputs, runs[r, 1]
+                for t in range(runs[r, 2], runs[r, 3]):
+                    for o in range(low, high):
+                        begin, end = starts[key + o], starts[key + o + 1]
+                        if begin < end or begins != FROM_OUTPUT or last:
+                            _tile(
+                                kind, scratch, weights, begin, end, table, t * TILE, out, out_base + o * plane, step,
+                                begins, bias[o], plus, last,
+                            )  # fmt: skip
+
+
+@compiled(parallel=True)
+def correlate(
+    x, out, plus, has_plus, values, bias, first_block, jobs, parts, sizes, bands, runs, inward, outward, starts,
+    offsets, scratch, relu,
+):  # fmt: skip
+    """Outputs of blocked images: `jobs` pieces of blocks, each in `parts` of the outputs."""
+    blocks, outputs = sizes[BLOCKS], sizes[OUTPUTS]
+    in_block = sizes[INPUTS] * sizes[HEIGHT] * sizes[WIDTH] * LANES
+    out_block = outputs * sizes[OUT_PLANE]
+    for piece in prange(jobs * parts):
+        job, part = piece // parts, piece % parts
+        block = first_block + job * blocks
+        low, high = part * outputs // parts, (part + 1) * outputs // parts
+        correlate_blocks(
+            x, block * in_block, out, block * out_block, plus, values, bias, low, high, sizes, bands, runs, inward,
+            outward, starts, offsets, scratch[numba.get_thread_id()],
+            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu,
+        )  # fmt: skip
+
+
+@numba.njit(inline="always")
+def _products(kind, x, offsets, begin, end, table, place, slope, base, step, sums):
+    """The sums of products of one output over one tile of a kind."""
+    inward, outward, counted = table
+    if kind == 0:
+        _products_1x8(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+    elif kind == 1:
+        _products_2x4(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+    elif kind == 2:
+        _products_4x2(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+    else:
+        _products_8x1(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+
+
+@compiled()
+def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums):
+    """The sums of as many blocks of images as the tables are for."""
+    outputs, plane, step, table = sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP], (inward, outward, counted)
+    for band in range(len(bands)):
+        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band, 0], scratch)
+        for group in range(sizes[GROUPS]):
+            key = group * outputs
+            for r in range(bands[band, 1], bands[band, 2]):
+                kind = runs[r, 1]
+                for t in range(runs[r, 2], runs[r, 3]):
+                    for o in range(outputs):
+                        begin, end = starts[key + o], starts[key + o + 1]
+                        if begin < end:
+                            _products(
+                                kind,
+                                scratch,
+                                offsets,
+                                begin,
+                                end,
+                                table,
+                                t * TILE,
+                                slope,
+                                base + o * plane,
+                                step,
+                                sums,
+                            )
+
+
+@compiled(parallel=True)
+def weight_sums(
+    x, slope, first_block, jobs, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums
+):
+    """Sums of input times gradient at the kept weights; thread t adds those of its share of the blocks to sums[t]."""
+    blocks, threads = sizes[BLOCKS], len(sums)
+    in_block = sizes[INPUTS] * sizes[HEIGHT] * sizes[WIDTH] * LANES
+    out_block = sizes[OUTPUTS] * sizes[OUT_PLANE]
+    for thread in prange(threads):
+        for job in range(thread * jobs // threads, (thread + 1) * jobs // threads):
+            block = first_block + job * blocks
+            _sum_blocks(
+                x, block * in_block, slope, block * out_block, sizes, bands, runs, inward, outward, counted, starts,
+                offsets, scratch[thread], sums[thread],
+            )  # fmt: skip
+
+
+@compiled(parallel=True)
+def add_up(sums, slots, out):
+    """The gradient of each kept weight: its sums over the threads, in their order."""
+    for j in prange(len(slots)):
+        total = np.float32(0.0)
+        for thread in range(len(sums)):
+            total += sums[thread, slots[j]]
+        out[j] = total
+
+
+@compiled(parallel=True)
+def moments(y, means, variances, blocks, channels, plane, last):
+    """Mean and variance of each channel over all images; `last` lanes of the last block are images."""
+    count = ((blocks - 1) * LANES + last) * (plane // LANES)
+    whole = blocks if last == LANES else blocks - 1
+    zero = np.float32(0.0)
+    for c in prange(channels):
+        total, squares = 0.0, 0.0
+        rest = (whole * channels + c) * plane
+        for b in range(whole):
+            total += deviations(y, y, y, y, (b * channels + c) * plane, plane, zero, zero, zero, zero, zero)[0]
+        for k in range(plane if whole < blocks else 0):
+            if k % LANES < last:
+                total += y[rest + k]
+        mean = np.float32(total / count)
+        for b in range(whole):
+            squares += deviations(y, y, y, y, (b * channels + c) * plane, plane, mean, zero, zero, zero, zero)[1]
+        for k in range(plane if whole < blocks else 0):
+            if k % LANES < last:
+                squares += (y[rest + k] - mean) * (y[rest + k] - mean)
+        means[c] = mean
+        variances[c] = squares / count
+
+
+@compiled()
+def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu):
+    """One plane of `normalise`."""
+    zero = np.float32(0.0)
+    if has_plus:
+        if relu:
+            scale_plus_relu(y, plus, y, out, base, plane, a, b, zero, zero, zero)
+        else:
+            scale_plus(y, plus, y, out, base, plane, a, b, zero, zero, zero)
+    elif relu:
+        scale_relu(y, y, y, out, base, plane, a, b, zero, zero, zero)
+    else:
+        scale(y, y, y, out, base, plane, a, b, zero, zero, zero)
+
+
+@compiled(parallel=True)
+def normalise(y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu):
+    """Out = y · scale + shift (+ plus), clipped at zero if `relu`."""
+    for c in prange(channels):
+        for b in range(blocks):
+            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu)
+
+
+@compiled(parallel=True)
+def normalise_backward(
+    slope, y, out, has_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks, channels, plane, last,
+    relu, training,
+):  # fmt: skip
+    """Gradients of `normalise`, through the batch's own mean and variance if `training`."""
+    count = ((blocks - 1) * LANES + last) * (plane // LANES)
+    zero = np.float32(0.0)
+    for c in prange(channels):
+        a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
+        total, product = 0.0, 0.0
+        for block in range(blocks):
+            base = (block * channels + c) * plane
+            if relu and has_plus:
+                found = slope_sums_output(slope, y, out, dplus, base, plane, a, b, mean, zero, zero)
+            elif relu:
+                found = slope_sums_input(slope, y, y, dy, base, plane, a, b, mean, zero, zero)
+            else:
+                found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero)
+            total += found[0]
+            product += found[1]
+        dbias[c] = total
+        dweight[c] = product * inv
+        first = np.float32(total / count) if training else zero
+        second = np.float32(product * inv * inv / count) if training else zero
+        for block in range(blocks):
+            base = (block * channels + c) * plane
+            if relu and not has_plus:
+                slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second)
+            else:
+                slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second)
+        if last < LANES:
+            base = ((blocks - 1) * channels + c) * plane
+            for k in range(plane):
+                if k % LANES >= last:
+                    dy[base + k] = 0.0
+
+
+@compiled(parallel=True)
+def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu):
+    """The gradient before a bias and, if `relu`, a clip at zero; and that of the bias."""
+    zero = np.float32(0.0)
+    for c in prange(channels):
+        total = 0.0
+        for block in range(blocks):
+            base = (block * channels + c) * plane
+            if relu:
+                total += clip_slope(slope, slope, out, dy, base, plane, zero, zero, zero, zero, zero)[0]
+            else:
+                total += sum_slope(slope, slope, slope, dy, base, plane, zero, zero, zero, zero, zero)[0]
+        dbias[c] = total
+
+
+@compiled()
+def max_pool_plane(x, x_base, out, out_base, height, width, rows, columns, kernel, stride, pad):
+    """The largest value of each window of one channel of one block."""
+    for y in range(rows):
+        top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
+        for z in range(columns):
+            left, right = max(0, z * stride[1] - pad[1]), min(width, z * stride[1] - pad[1] + kernel[1])
+            to = out_base + (y * columns + z) * LANES
+            copy_vector(out, to, x, x_base + (top * width + left) * LANES)
+            for i in range(top, bottom):
+                for j in range(left, right):
+                    max_vector(out, to, x, x_base + (i * width + j) * LANES)
+
+
+@compiled(parallel=True)
+def max_pool(x, out, planes, height, width, rows, columns, kernel, stride, pad):
+    """The largest value of each window of blocked images."""
+    for p in prange(planes):
+        max_pool_plane(
+            x, p * height * width * LANES, out, p * rows * columns * LANES, height, width, rows, columns, kernel,
+            stride, pad,
+        )  # fmt: skip
+
+
+@compiled(parallel=True)
+def max_pool_backward(x, out, slope, left_over, dx, planes, height, width, rows, columns, kernel, stride, pad):
+    """Each window's gradient goes to the first of its largest values."""
+    for p in prange(planes):
+        x_base, out_base = p * height * width * LANES, p * rows * columns * LANES
+        for k in range(height * width):
+            clear_vector(dx, x_base + k * LANES)
+        mine = left_over[numba.get_thread_id()]
+        for y in range(rows):
+            top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
+            for z in range(columns):
+                left, right = max(0, z * stride[1] - pad[1]), min(width, z * stride[1] - pad[1] + kernel[1])
+                here = out_base + (y * columns + z) * LANES
+                copy_vector(mine, 0, slope, here)
+                for i in range(top, bottom):
+                    for j in range(left, right):
+                        route_vector(mine, 0, out, here, x, x_base + (i * width + j) * LANES, dx)

@@ -1,0 +1,348 @@
+"""Networks that compute with their kept weights alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.optim import Optimizer
+
+from driveprune import traced
+from driveprune.graph import Inputs, inputs_of
+from driveprune.hold import Held, hold
+from driveprune.mask import Mask, apply, check_fits, unwrap
+from driveprune.sparse.carry import Successor, carried
+from driveprune.sparse.choice import is_dense_faster
+from driveprune.sparse.layers import SparseLayer, sparse_layer
+from driveprune.sparse.region import Region, step_of
+
+Layers = Literal["auto", "sparse"]
+
+
+@overload
+def sparsify(
+    model: nn.Module, mask: Mapping[str, Tensor], example: Any, optimizer: None = None, *, layers: Layers = "auto"
+) -> nn.Module: ...
+@overload
+def sparsify(
+    model: nn.Module, mask: Mapping[str, Tensor], example: Any, optimizer: Optimizer, *, layers: Layers = "auto"
+) -> tuple[nn.Module, Optimizer]: ...
+def sparsify(
+    model: nn.Module,
+    mask: Mapping[str, Tensor],
+    example: Any,
+    optimizer: Optimizer | None = None,
+    *,
+    layers: Layers = "auto",
+) -> nn.Module | tuple[nn.Module, Optimizer]:
+    """A network that computes the same function with the kept weights alone, in inference and in training.
+
+    The parameters of masked convolutions and linear layers are their kept values, under their old names; any torch
+    optimiser trains them. What the sparse kernels do not know runs in torch, with its removed weights held at zero.
+    The network that is given, and its optimiser, stay as they are. For still less work, compact it first:
+    `small = compact(model, mask, example, keep="trainable")`, then `sparsify(small, small.mask, example)`.
+
+    Args:
+        model: a network in float32 on the CPU.
+        mask: name -> True where the weight is kept.
+        example: an input of the network, such as `x[:1]`; inputs of other sizes work, too.
+        optimizer: the optimiser of the network, to go on with: its copy for the sparse network is returned as well.
+        layers: "auto": layers that are faster with their zeros filled in, by a measurement, are computed so.
+            "sparse": never.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> mask = {"0.weight": torch.arange(12).view(3, 4) % 4 == 0}
+    >>> fast = sparsify(net, mask, torch.ones(1, 4))
+    >>> fast.get_parameter("0.weight").shape
+    torch.Size([3])
+    >>> bool(torch.equal(densify(fast)[0].weight, net[0].weight * mask["0.weight"]))
+    True
+
+    """
+    if layers not in {"auto", "sparse"}:
+        raise ValueError(f"layers must be 'auto' or 'sparse', got {layers!r}")
+    plain = unwrap(model)
+    check_fits(model, mask)
+    _check_kind(plain)
+    inputs = inputs_of(example)
+    replaced = _sparse_layers(plain, mask)
+    net = _copied(plain, mask, replaced)
+    try:
+        found = traced.trace(net, training=True, leaves=(SparseLayer,))
+    except ValueError:  # the user's own code calls the layers, one by one
+        found = None
+    if found is not None:
+        net = SparseNetwork(net, found, inputs, layers)
+    names = dict(plain.named_modules())
+    at = {path: each for path, module in names.items() if (each := replaced.get(module)) is not None}
+    rest = {name: kept for name, kept in mask.items() if name.rpartition(".")[0] not in at}
+    successors = _successors(plain, net, at)
+    new = None if optimizer is None else carried(optimizer, successors)
+    held = hold(net, new, rest) if rest else None
+    net.origin = Origin(_skeleton(plain), tuple(at), held)  # type: ignore[assignment]
+    net.mask = Mask(mask, getattr(mask, "provenance", {}))  # type: ignore[assignment]
+    _set_modes(net, plain)
+    return net if new is None else (net, new)
+
+
+@overload
+def densify(model: nn.Module, optimizer: None = None) -> nn.Module: ...
+@overload
+def densify(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]: ...
+def densify(model: nn.Module, optimizer: Optimizer | None = None) -> nn.Module | tuple[nn.Module, Optimizer]:
+    """The ordinary network again, zeros filled in, with all that a sparse network has learnt; bit for bit.
+
+    Args:
+        model: a network made by `sparsify`.
+        optimizer: its optimiser; a copy for the ordinary network is returned as well.
+
+    """
+    origin = getattr(model, "origin", None)
+    if not isinstance(origin, Origin):
+        raise TypeError(f"densify takes a network that sparsify made, got {type(model).__name__}")
+    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(_named_buffers(model))}
+    at = {path: module for path, module in model.named_modules() if path in origin.layers}
+    memo: dict[int, Any] = {}
+    successors: dict[Tensor, Successor] = {}
+    shells = {
+        **dict(origin.skeleton.named_parameters(remove_duplicate=False)),
+        **dict(_named_buffers(origin.skeleton)),
+    }
+    for name, shell in shells.items():
+        layer = at.get(name.rpartition(".")[0]) if name.endswith("weight") else None
+        old = tensors[name]
+        if id(shell) not in memo:
+            convert = _filler(layer if isinstance(layer, SparseLayer) else None, shell)
+            new = convert(old.detach())
+            memo[id(shell)] = nn.Parameter(new, old.requires_grad) if isinstance(shell, nn.Parameter) else new
+            successors[old] = Successor(memo[id(shell)], convert)
+    dense = copy.deepcopy(origin.skeleton, memo)
+    _set_modes(dense, model)
+    return dense if optimizer is None else (dense, carried(optimizer, successors))
+
+
+@dataclass
+class Origin:
+    """What a sparse network was made from: enough to make the ordinary one again."""
+
+    skeleton: nn.Module
+    """The ordinary network without any numbers in it."""
+    layers: tuple[str, ...]
+    """Where its sparse layers are."""
+    held: Held | None
+    """The hold on removed weights of layers that are not sparse ones."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        return Origin(self.skeleton, self.layers, None)
+
+
+class SparseNetwork(nn.Module):
+    """A network whose sparse layers run together, in regions; made by `sparsify`."""
+
+    origin: Origin
+    mask: Mask
+
+    def __init__(self, layered: nn.Module, found: fx.GraphModule, inputs: Inputs, layers: Layers) -> None:
+        super().__init__()
+        self._modules.update(layered._modules)
+        self._parameters.update(layered._parameters)
+        self._buffers.update(layered._buffers)
+        self._non_persistent_buffers_set.update(layered._non_persistent_buffers_set)
+        known = dict(self.named_modules(remove_duplicate=False))
+        for node in found.graph.nodes:
+            if node.op == "call_module" and node.target not in known:  # a dropout that was a function
+                self.add_module(str(node.target), found.get_submodule(str(node.target)))
+        self.graph, self.regions = _with_regions(found, self, inputs, layers)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the ordinary network would compute."""
+        given = iter(traced.arguments(self.graph, Inputs(args, kwargs)))
+        known: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(given)
+                continue
+            values, named = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            if node.op == "output":
+                return values[0]
+            known[node] = self._value(node, values, named)
+        raise AssertionError("a graph ends with its output")
+
+    def _value(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        target: Any = node.target
+        if node.op == "call_module":
+            region = self.regions.get(target)
+            if region is not None:
+                found = region(*args)
+                return found[0] if len(found) == 1 else found
+            return self.get_submodule(target)(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        if node.op == "get_attr":
+            path, _, name = str(target).rpartition(".")
+            return getattr(self.get_submodule(path), name)
+        return target(*args, **kwargs)
+
+
+def _check_kind(plain: nn.Module) -> None:
+    for name, weight in plain.named_parameters():
+        if weight.device.type != "cpu":
+            raise ValueError(f"the sparse kernels run on the CPU, but {name} is on {weight.device}: model.cpu()")
+        if weight.is_floating_point() and weight.dtype != torch.float32:
+            raise ValueError(f"the sparse kernels compute in float32, but {name} is {weight.dtype}: model.float()")
+
+
+def _sparse_layers(plain: nn.Module, mask: Mapping[str, Tensor]) -> dict[nn.Module, SparseLayer]:
+    """The layers that the kernels know, made sparse: those with a mask for a weight of their own."""
+    owners: dict[Tensor, set[nn.Module]] = {}
+    for module in plain.modules():
+        for weight in module._parameters.values():
+            if weight is not None:
+                owners.setdefault(weight, set()).add(module)
+    found: dict[nn.Module, SparseLayer] = {}
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    for path, module in plain.named_modules():
+        kept = mask.get(f"{path}.weight" if path else "weight")
+        if kept is None or any(getattr(module, each) for each in hooks):
+            continue
+        if all(owners[each] == {module} for each in module._parameters.values() if each is not None):
+            layer = sparse_layer(module, kept)
+            if layer is not None:
+                found[module] = layer
+    return found
+
+
+def _copied(plain: nn.Module, mask: Mapping[str, Tensor], replaced: Mapping[nn.Module, SparseLayer]) -> nn.Module:
+    """A copy of the network with sparse layers in the places of others; no dense weight of those is copied."""
+    memo: dict[int, Any] = {id(module): layer for module, layer in replaced.items()}
+    if plain in replaced:
+        return nn.Sequential(replaced[plain])  # a network of one layer
+    copied: nn.Module = copy.deepcopy(plain, memo)
+    known = dict(copied.named_parameters())
+    apply(copied, {name: kept for name, kept in mask.items() if name in known and known[name].shape == kept.shape})
+    return copied
+
+
+def _successors(plain: nn.Module, net: nn.Module, at: Mapping[str, SparseLayer]) -> dict[Tensor, Successor]:
+    """For each parameter of the ordinary network its successor in the sparse one."""
+    new = dict(net.named_parameters(remove_duplicate=False))
+    found: dict[Tensor, Successor] = {}
+    for name, old in plain.named_parameters(remove_duplicate=False):
+        layer = at.get(name.rpartition(".")[0]) if name.rpartition(".")[2] == "weight" else None
+        found[old] = Successor(new[name], _keeper(layer))
+    return found
+
+
+def _keeper(layer: SparseLayer | None) -> Any:
+    """Takes the kept entries of a tensor of a layer's full shape."""
+    if layer is None:
+        return Tensor.clone
+    places = layer.places()
+    return lambda tensor: tensor.detach().reshape(-1)[places].clone()
+
+
+def _filler(layer: SparseLayer | None, shell: Tensor) -> Any:
+    """Fills zeros in again, in the memory format of the ordinary weight."""
+
+    def filled(tensor: Tensor) -> Tensor:
+        full = tensor.detach() if layer is None else layer.full(tensor.detach())
+        return torch.empty_like(shell, dtype=full.dtype, device="cpu").copy_(full)
+
+    return filled
+
+
+def _skeleton(plain: nn.Module) -> nn.Module:
+    """A copy of a network on no device: shapes, formats and ties, but no numbers."""
+    memo: dict[int, Any] = {}
+    for _, tensor in (*plain.named_parameters(), *_named_buffers(plain)):
+        shell = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        memo[id(tensor)] = nn.Parameter(shell, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shell
+    return copy.deepcopy(plain, memo)
+
+
+def _named_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return list(module.named_buffers(remove_duplicate=False))
+
+
+def _set_modes(net: nn.Module, like: nn.Module) -> None:
+    """Every module in the mode of its counterpart."""
+    net.train(like.training)
+    others = dict(like.named_modules())
+    for name, module in net.named_modules():
+        if name in others:
+            module.training = others[name].training
+
+
+class _Known(OperatorSupportBase):
+    """Tells the partitioner which operations the kernels know."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> None:
+        self._modules, self._shapes = modules, shapes
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: fx.Node) -> bool:
+        """Whether a node can be a step of a region."""
+        return step_of(node, self._modules, self._shapes) is not None
+
+
+def _with_regions(
+    found: fx.GraphModule, net: nn.Module, inputs: Inputs, layers: Layers
+) -> tuple[fx.Graph, dict[str, Region]]:
+    """The graph with calls of regions in it, and the regions by name."""
+    modules = dict(net.named_modules(remove_duplicate=False))
+    sparse = [module for module in modules.values() if isinstance(module, SparseLayer)]
+    shapes = _shapes(found, inputs)
+    if layers == "auto":
+        _choose(found, modules, shapes)
+    support = _Known(modules, shapes)
+    partitioner = CapabilityBasedPartitioner(found, support, allows_single_node_partition=True)
+    partitions = [
+        each
+        for each in partitioner.propose_partitions()
+        if any(modules.get(str(node.target)) in sparse for node in each.nodes if node.op == "call_module")
+    ]
+    parts = partitioner.fuse_partitions(partitions, prefix="region_")
+    names = [str(node.target) for node in parts.graph.nodes if str(node.target).startswith("region_")]
+    regions = {name: _region(parts.get_submodule(name), modules, shapes) for name in names}
+    return parts.graph, regions
+
+
+def _region(part: nn.Module, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> Region:
+    """A region from a part of the graph."""
+    assert isinstance(part, fx.GraphModule)
+    nodes = list(part.graph.nodes)
+    known = {node.name: shapes[node.name] for node in nodes if node.name in shapes}
+    steps = [step_of(node, modules, known) for node in nodes if node.op not in {"placeholder", "output"}]
+    outputs = nodes[-1].args[0]
+    ends = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    inputs = tuple(node.name for node in nodes if node.op == "placeholder")
+    return Region([step for step in steps if step is not None], inputs, tuple(node.name for node in ends), known)
+
+
+def _shapes(found: fx.GraphModule, inputs: Inputs) -> dict[str, torch.Size]:
+    """The shapes of all values that a region could have, for the example."""
+    layers = [module for module in found.modules() if isinstance(module, SparseLayer)]
+    for layer in layers:
+        layer.dense = True  # for this once: nothing to compile
+    known = traced.recorded(found, inputs)
+    for layer in layers:
+        layer.dense = False
+    return {
+        name: value.shape
+        for name, value in known.items()
+        if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() in {2, 4} and value.numel()
+    }
+
+
+def _choose(found: fx.GraphModule, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> None:
+    """Measure each layer, and let torch compute those that it computes faster."""
+    for node in found.graph.nodes:
+        layer = modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, SparseLayer) and node.all_input_nodes[0].name in shapes:
+            layer.dense = is_dense_faster(layer, shapes[node.all_input_nodes[0].name])

@@ -1,0 +1,288 @@
+"""Parts of a network that run on the sparse kernels from their inputs to their outputs.
+
+A region is a list of steps over blocked tensors. A convolution takes the normalisation, the sum with another tensor
+and the ReLU that follow it into one step.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from driveprune.sparse import blocked
+from driveprune.sparse.flat import FlatRegion, UnknownStepError
+from driveprune.sparse.folded import Folded
+from driveprune.sparse.layers import SparseLayer
+from driveprune.sparse.step import Step
+
+Shapes = Mapping[str, torch.Size]
+"""Node's name -> the shape of its value for the example, if it is a float32 tensor of 2 or 4 dimensions."""
+
+
+_SUMS = (operator.add, torch.add)
+_RELUS = (F.relu, torch.relu)
+
+
+def step_of(node: fx.Node, modules: Mapping[str, nn.Module], shapes: Shapes) -> Step | None:
+    """The operation of a node as a step, or None if the kernels do not know it."""
+    if node.name not in shapes or not all(each.name in shapes for each in node.all_input_nodes):
+        return None
+    inputs = tuple(each.name for each in node.all_input_nodes)
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    found = _of_module(module, shapes[inputs[0]]) if module is not None and len(inputs) == 1 else None
+    if module is None and node.op in {"call_function", "call_method"}:
+        found = _of_function(node, shapes)
+    if found is None or not inputs:
+        return None
+    return replace(found, inputs=found.inputs or inputs, output=node.name, dims=len(shapes[inputs[0]]))
+
+
+def _of_module(module: nn.Module, shape: torch.Size) -> Step | None:
+    if isinstance(module, SparseLayer):
+        return Step("layer", (), "", module) if module.dims == len(shape) and not module.dense else None
+    kind = type(module)
+    if kind in {nn.BatchNorm1d, nn.BatchNorm2d}:
+        return Step("norm", (), "", norm=module)
+    if kind is nn.ReLU:
+        return Step("relu", (), "", relu=True)
+    if kind in {nn.Dropout, nn.Dropout2d}:
+        return Step("dropout", (), "", module)
+    if kind is nn.Identity:
+        return Step("same", (), "")
+    if kind is nn.Flatten:
+        return _flattening(module.start_dim, module.end_dim, len(shape))  # type: ignore[arg-type]
+    return _of_pool(module) if len(shape) == 4 else None
+
+
+def _of_pool(module: nn.Module) -> Step | None:
+    kind = type(module)
+    if kind is nn.MaxPool2d and isinstance(module, nn.MaxPool2d):
+        return _max_pool(
+            module.kernel_size,
+            module.stride,
+            module.padding,
+            module.dilation,
+            module.ceil_mode,
+            module.return_indices,
+        )
+    if kind in {nn.AvgPool2d, nn.AdaptiveAvgPool2d} or (kind is nn.AdaptiveMaxPool2d and not module.return_indices):
+        return Step("pool", (), "", module)
+    return None
+
+
+def _max_pool(
+    kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Step | None:  # fmt: skip
+    if ceil_mode or return_indices or _pair(dilation) != (1, 1):
+        return None
+    numbers = _pair(kernel), _pair(kernel if stride is None or stride == [] else stride), _pair(padding)
+    return Step("max_pool", (), "", numbers=numbers)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _flattening(first: int, last: int, dims: int) -> Step | None:
+    if first != 1 or last not in {-1, dims - 1}:
+        return None
+    return Step("flatten" if dims == 4 else "same", (), "")
+
+
+def _of_function(node: fx.Node, shapes: Shapes) -> Step | None:
+    target, args, kwargs = node.target, node.args, node.kwargs
+    name = target if node.op == "call_method" else None
+    shape = shapes[node.all_input_nodes[0].name] if node.all_input_nodes else torch.Size()
+    out = shapes[node.name]
+    if target in _SUMS or name == "add":
+        return _sum(node, shapes) if not kwargs else None
+    if target is torch.cat and kwargs.get("dim", args[1] if len(args) > 1 else 0) in {1, 1 - len(out)}:
+        tensors: Any = args[0] if args else ()
+        if all(isinstance(each, fx.Node) for each in tensors):
+            return Step("cat", tuple(each.name for each in tensors), "")
+        return None
+    if len(node.all_input_nodes) != 1:
+        return None
+    if target in _RELUS or name == "relu":
+        return Step("relu", (), "", relu=True)
+    if target is torch.flatten or name == "flatten":
+        first, last = _bound(args, kwargs, start_dim=0, end_dim=-1)
+        return _flattening(first, last, len(shape))
+    if len(shape) != 4:
+        return None
+    if target is F.max_pool2d:
+        names = {"kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+        return _max_pool(*_bound(args, kwargs, **names, return_indices=False))
+    if target is F.adaptive_avg_pool2d:
+        size = args[1] if len(args) > 1 else kwargs["output_size"]
+        return Step("pool", (), "", nn.AdaptiveAvgPool2d(size))  # type: ignore[arg-type]
+    return None
+
+
+def _bound(args: Any, kwargs: Mapping[str, Any], **defaults: Any) -> tuple[Any, ...]:
+    """The arguments after the first one, by name or by place."""
+    given = dict(zip(defaults, args[1:], strict=False))
+    return tuple({**defaults, **given, **kwargs}.values())
+
+
+def _sum(node: fx.Node, shapes: Shapes) -> Step | None:
+    if len(node.args) != 2 or not all(isinstance(each, fx.Node) for each in node.args):
+        return None
+    names = tuple(each.name for each in node.args if isinstance(each, fx.Node))
+    return Step("add", names, "") if shapes[names[0]] == shapes[names[1]] else None
+
+
+def fused(steps: list[Step], outputs: set[str]) -> list[Step]:
+    """Layers with what follows them in one step."""
+    uses = {name: sum(list(step.inputs).count(name) for step in steps) for step in steps for name in step.inputs}
+    done: list[Step] = []
+
+    def open_end(name: str) -> Step | None:
+        """The step that made a value which nobody else needs."""
+        step = next((each for each in done if each.output == name), None)
+        return step if step is not None and uses.get(name) == 1 and name not in outputs else None
+
+    for step in steps:
+        longer = _longer(step, open_end)
+        if longer is not None:
+            before, after = longer
+            done.remove(before)
+            done.append(after)
+        else:
+            done.append(step)
+    return done
+
+
+def _longer(step: Step, open_end: Callable[[str], Step | None]) -> tuple[Step, Step] | None:
+    """A step that can be done together with the one before it, and both in one."""
+    candidates = step.inputs if step.kind == "add" else step.inputs[:1]
+    for name in reversed(candidates):
+        before = open_end(name)
+        if before is None or before.relu or before.kind not in {"layer", "norm"}:
+            continue
+        if step.kind == "norm" and before.kind == "layer" and before.norm is None and before.plus is None:
+            return before, replace(before, output=step.output, norm=step.norm)
+        if step.kind == "relu":
+            return before, replace(before, output=step.output, relu=True)
+        if step.kind == "add" and before.plus is None and step.inputs[0] != step.inputs[1]:
+            other = step.inputs[1] if name == step.inputs[0] else step.inputs[0]
+            return before, replace(before, output=step.output, plus=other)
+    return None
+
+
+FEW = 3
+"""So many images are faster one at a time than side by side."""
+
+
+class Region:
+    """A part of a network, done in blocked tensors, or image by image where nothing is learnt and there are few."""
+
+    def __init__(self, steps: list[Step], inputs: tuple[str, ...], outputs: tuple[str, ...], shapes: Shapes) -> None:
+        self.steps, self.inputs, self.outputs = fused(steps, set(outputs)), inputs, outputs
+        self._dims = {name: len(shapes[name]) for name in (*inputs, *outputs)}
+        self._folded = {step.output: Folded(step.module, step.norm) for step in self.steps if step.kind == "layer"}
+        self._flat: dict[tuple[Any, ...], FlatRegion | None] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        other = object.__new__(Region)
+        other.steps, other.inputs, other.outputs = copy.deepcopy(self.steps, memo), self.inputs, self.outputs
+        other._dims, other._flat = self._dims, {}
+        other._folded = {step.output: Folded(step.module, step.norm) for step in other.steps if step.kind == "layer"}
+        return other
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The outputs for the inputs, as ordinary tensors."""
+        with torch.autocast("cpu", enabled=False):
+            count = len(tensors[0])
+            learns = torch.is_grad_enabled() or self._in_training()
+            single = None if learns or count > FEW else self._one_by_one(tensors)
+            if single is not None:
+                return tuple(_shaped(each, self._dims[name]) for each, name in zip(single, self.outputs, strict=True))
+            known = {name: blocked.pack(tensor) for name, tensor in zip(self.inputs, tensors, strict=True)}
+            for step in self.steps:
+                folded = None if learns else self._folded.get(step.output)
+                known[step.output] = done(step, known, count) if folded is None else _inferred(step, folded, known)
+            return tuple(blocked.unpack(known[name], count, self._dims[name]) for name in self.outputs)
+
+    def _in_training(self) -> bool:
+        """Whether something in it behaves differently in training, and is in that mode."""
+        modules = [module for step in self.steps for module in (step.norm, step.module) if module is not None]
+        return any(module.training and not isinstance(module, SparseLayer) for module in modules) or any(
+            step.norm is not None and step.norm.running_mean is None for step in self.steps
+        )
+
+    def _one_by_one(self, tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
+        """The outputs image by image, if all steps are known there."""
+        shapes = tuple(tuple(tensor.shape[1:]) + (1,) * (4 - tensor.dim()) for tensor in tensors)
+        key = (*shapes, blocked.threads())
+        if key not in self._flat:
+            try:
+                self._flat[key] = FlatRegion(self.steps, dict(zip(self.inputs, shapes, strict=True)), self.outputs)  # type: ignore[arg-type]
+            except UnknownStepError:
+                self._flat[key] = None
+        region = self._flat[key]
+        if region is None:
+            return None
+        images = [region(*(tensor[number].float() for tensor in tensors)) for number in range(len(tensors[0]))]
+        return [torch.stack(each) for each in zip(*images, strict=True)]
+
+
+def _shaped(x: Tensor, dims: int) -> Tensor:
+    return x if dims == 4 else x.flatten(1)
+
+
+def _inferred(step: Step, folded: Folded, known: Mapping[str, Tensor]) -> Tensor:
+    """A layer with all that follows it at once."""
+    assert isinstance(step.module, SparseLayer)
+    values, bias = folded.weights()
+    plus = None if step.plus is None else known[step.plus].contiguous()
+    x = known[step.inputs[0]].contiguous()
+    return step.module.kernel.output(x, values, bias, plus=plus, relu=step.relu)
+
+
+def done(step: Step, known: Mapping[str, Tensor], count: int) -> Tensor:
+    """What a step computes, in a way that autograd can go back."""
+    x = known[step.inputs[0]]
+    plus = None if step.plus is None else known[step.plus]
+    match step.kind:
+        case "layer":
+            assert isinstance(step.module, SparseLayer)
+            alone = step.norm is None and plus is None
+            layer = step.module
+            x = blocked.convolve(x, layer.weight, layer.bias, layer.kernel, relu=step.relu and alone)
+            return x if alone else _finished(x, step, plus, count)
+        case "norm" | "relu":
+            return _finished(x, step, plus, count)
+        case "add":
+            return x + known[step.inputs[1]]
+        case "cat":
+            return torch.cat([known[name] for name in step.inputs], 1)
+        case "max_pool":
+            return blocked.max_pool(x, *step.numbers)
+        case "pool":
+            assert step.module is not None
+            if isinstance(step.module, nn.AdaptiveAvgPool2d) and step.module.output_size in {1, (1, 1)}:
+                return x.mean((2, 3), keepdim=True)
+            return blocked.as_images(x, step.module)
+        case "flatten":
+            return blocked.flatten(x)
+        case "dropout":
+            assert step.module is not None
+            return blocked.dropout(x, step.module, count, step.dims) if step.module.training else x
+    return x
+
+
+def _finished(x: Tensor, step: Step, plus: Tensor | None, count: int) -> Tensor:
+    """Normalisation, sum and ReLU after a layer."""
+    if step.norm is not None:
+        return blocked.normalise(x, step.norm, count, plus=plus, relu=step.relu)
+    x = x if plus is None else x + plus
+    return x.relu() if step.relu else x

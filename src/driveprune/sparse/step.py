@@ -1,0 +1,24 @@
+"""One operation of a region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation on blocked tensors."""
+
+    kind: str
+    """layer, norm, relu, max_pool, pool, add, cat, flatten, dropout or same."""
+    inputs: tuple[str, ...]
+    output: str
+    module: nn.Module | None = None
+    norm: nn.Module | None = None
+    plus: str | None = None
+    relu: bool = False
+    numbers: tuple[Any, ...] = ()
+    dims: int = 4

@@ -1,0 +1,347 @@
+"""How a sparse convolution is cut into pieces that stay in the caches, as tables for the kernels.
+
+The input of a few blocks of images is copied, a band of rows at a time, into a scratch memory with zeros around it.
+There, every kept weight is an offset. For a stride, columns are sorted by remainder, so that what a tile reads lies
+side by side. The gradient of the input is the same work with the pattern turned around; for a stride s, it falls into
+s · s classes of pixels, each with weights of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from driveprune.sparse.vector import LANES, TILE
+
+Ints = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int32]
+
+SCRATCH_BYTES = 600_000
+"""What a thread's scratch memory should take: less than half of a usual second-level cache."""
+
+FIRST_LEVEL_BYTES = 24_000
+"""What the inputs of a tile should take of the first-level cache (32 kB or more)."""
+
+LEAST_WEIGHTS = 15
+"""Input channels are taken in groups only if so many weights of an output are left for each group."""
+
+RUNS = (8, 4, 2, 1)
+"""How many vectors lie side by side in a tile of each kind; the rest of the eight are other stretches."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a convolution, or a linear layer (a kernel of one pixel), is; and where its kept weights are."""
+
+    outputs: int
+    inputs: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    places: Ints = field(repr=False)
+    """A row (output, input, y, x) for each kept weight, in the order of the values."""
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """The height and width of its output."""
+        found = [
+            (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+            for size, pad, gap, kernel, step in zip(
+                (height, width), self.padding, self.dilation, self.kernel, self.stride, strict=True
+            )
+        ]
+        if min(found) < 1:
+            raise ValueError(f"a kernel of {self.kernel} with padding {self.padding} does not fit {height}×{width}")
+        return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tables of one kernel call. Lengths and offsets count float32 numbers."""
+
+    sizes: Ints
+    """The numbers by name: see `SIZES`."""
+    bands: Ints
+    """A row (first row of the input, first run, end of runs) for each band of rows."""
+    runs: Ints
+    """A row (class, kind of tile, first tile, end of tiles) for tiles of one kind."""
+    inward: Ints
+    outward: Ints
+    """Where the stretches of each tile begin, in the scratch and in the output: eight entries a tile."""
+    counted: npt.NDArray[np.float32]
+    """1 for each stretch of a tile, 0 for a repetition that fills it up."""
+    starts: Ints
+    """Where the kept weights of (class, group, output) begin in `offsets`."""
+    offsets: Offsets
+    order: Ints | None
+    """Which value each offset belongs to; None if they are in order."""
+
+    @property
+    def scratch(self) -> int:
+        """Numbers that the scratch of a thread holds, and room for reading a vector too far."""
+        return int(self.sizes[SIZES["inputs"]] * self.sizes[SIZES["channel_pitch"]]) + TILE * LANES
+
+    @cached_property
+    def by_fours(self) -> Fours:
+        """The same weights, each output's filled up to a multiple of four."""
+        counts = np.diff(self.starts)
+        padded = -(-counts // 4) * 4
+        starts = np.concatenate([[0], np.cumsum(padded)])
+        slots = np.arange(len(self.offsets)) + np.repeat(starts[:-1] - self.starts[:-1], counts)
+        offsets = np.zeros(starts[-1], np.int32)
+        offsets[slots] = self.offsets
+        back = np.empty_like(slots)
+        back[np.arange(len(slots)) if self.order is None else self.order] = slots
+        return Fours(starts, offsets, back)
+
+
+@dataclass(frozen=True)
+class Fours:
+    """Kept weights in fours, for the gradient of the weights."""
+
+    starts: Ints
+    offsets: Offsets
+    slots: Ints
+    """Where the sum of each value is."""
+
+
+SIZES = {
+    name: number
+    for number, name in enumerate(
+        (
+            "inputs", "height", "width", "outputs", "out_plane", "blocks", "rows", "columns", "stride", "left",
+            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "across",
+        )
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Pixels of the output that the same weights lead to."""
+
+    rows: Ints
+    """Which rows of the grid have such pixels ..."""
+    columns: tuple[int, int]
+    """... and from which column on, to which."""
+    row: int
+    column: int
+    """The output pixel of (u, v) is (u · scale + row, v · scale + column)."""
+    weights: Ints
+    """Which kept weights, and for each its row and its column (remainder, quotient) in the scratch."""
+    taps: Ints
+
+
+def forward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
+    """The tables of a layer's output, for so many blocks of images of a size at a time."""
+    out = layer.size(height, width)
+    y, x = layer.places[:, 2] * layer.dilation[0], layer.places[:, 3] * layer.dilation[1]
+    step = layer.stride[1]
+    taps = np.stack([y, x % step, x // step], 1)
+    pixels = _Class(np.arange(out[0]), (0, out[1]), 0, 0, np.arange(len(taps)), taps)
+    reach = (layer.kernel[0] - 1) * layer.dilation[0], (layer.kernel[1] - 1) * layer.dilation[1]
+    return _tiling(
+        (layer.outputs, layer.inputs), layer.places[:, 0], layer.places[:, 1], (height, width), out, [pixels],
+        grid=out, stride=layer.stride, scale=(1, 1), reach=(reach[0], reach[1] // step), before=layer.padding,
+        blocks=blocks,
+    )  # fmt: skip
+
+
+def backward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
+    """The tables of the gradient of a layer's input, from that of its output."""
+    out = layer.size(height, width)
+    step, pad, places = layer.stride, layer.padding, layer.places
+    taps = places[:, 2] * layer.dilation[0], places[:, 3] * layer.dilation[1]
+    reach = tuple((k - 1) * gap // s for k, gap, s in zip(layer.kernel, layer.dilation, step, strict=True))
+    grid = tuple((size - 1 + p) // s + 1 for size, p, s in zip((height, width), pad, step, strict=True))
+    classes = []
+    for ry in range(step[0]):
+        for rx in range(step[1]):
+            mine = np.flatnonzero((taps[0] % step[0] == ry) & (taps[1] % step[1] == rx))
+            row, column = (reach[n] - (taps[n][mine] - r) // step[n] for n, r in ((0, ry), (1, rx)))
+            where = np.stack([row, np.zeros_like(row), column], 1)
+            v = np.arange(grid[1]) * step[1] + rx - pad[1]
+            inside = np.flatnonzero((v >= 0) & (v < width))
+            u = np.arange(grid[0]) * step[0] + ry - pad[0]
+            rows = np.flatnonzero((u >= 0) & (u < height))
+            if len(inside) and len(rows):
+                columns = int(inside[0]), int(inside[-1]) + 1
+                classes.append(_Class(rows, columns, ry - pad[0], rx - pad[1], mine, where))
+    return _tiling(
+        (layer.inputs, layer.outputs), places[:, 1], places[:, 0], out, (height, width), classes,
+        grid=(grid[0], grid[1]), stride=(1, 1), scale=step, reach=(reach[0], reach[1]), before=(reach[0], reach[1]),
+        blocks=blocks,
+    )  # fmt: skip
+
+
+def blocks_for(size: tuple[int, int]) -> int:
+    """How many blocks to take at a time, so that small images fill the tiles."""
+    pixels = size[0] * size[1]
+    return max(1, TILE // pixels)
+
+
+def _tiling(
+    channels: tuple[int, int],
+    to: Ints,
+    source: Ints,
+    size: tuple[int, int],
+    out: tuple[int, int],
+    classes: list[_Class],
+    *,
+    grid: tuple[int, int],
+    stride: tuple[int, int],
+    scale: tuple[int, int],
+    reach: tuple[int, int],
+    before: tuple[int, int],
+    blocks: int,
+) -> Tiling:
+    """Tables for outputs that are sums over inputs at fixed offsets.
+
+    `grid` is what the rows and columns of the classes count. A pixel (u, v) of it reads the rows u · stride - before
+    to that plus reach; its output is at (u, v) · scale plus the class's place.
+    """
+    outputs, inputs = channels
+    across = size == out == stride == (1, 1) and reach == before == (0, 0)
+    columns = grid[1] + reach[1]
+    row_pitch = stride[1] * columns * LANES
+    rows = _rows_at_a_time(inputs, grid, stride[0], reach[0], row_pitch * blocks)
+    deep = (rows - 1) * stride[0] + reach[0] + 1
+    block_pitch = LANES if across else deep * row_pitch
+    channel_pitch = _not_a_power(blocks * block_pitch)
+    step = outputs * LANES if across else scale[1] * LANES
+    tiles = _Tiles(across, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
+    bands = []
+    for first in range(0, grid[0], rows):
+        begin = len(tiles.runs)
+        for number, each in enumerate(classes):
+            tiles.add(number, each, first, min(first + rows, grid[0]))
+        bands.append((first * stride[0] - before[0], begin, len(tiles.runs)))
+    groups = _groups(inputs, len(to), outputs, reach, stride, grid[1])
+    starts, offsets, order = _weights(
+        classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES
+    )
+    known = {
+        "inputs": inputs, "height": size[0], "width": size[1], "outputs": outputs,
+        "out_plane": out[0] * out[1] * LANES, "blocks": blocks, "rows": deep, "columns": columns, "stride": stride[1],
+        "left": before[1], "row_pitch": row_pitch, "block_pitch": block_pitch, "channel_pitch": channel_pitch,
+        "groups": groups, "step": step, "across": int(across),
+    }  # fmt: skip
+    return Tiling(
+        np.array([known[name] for name in SIZES], np.int64), _table(bands, 3), _table(tiles.runs, 4),
+        _table(tiles.inward, TILE).reshape(-1), _table(tiles.outward, TILE).reshape(-1),
+        np.array(tiles.counted, np.float32).reshape(-1), starts, offsets, order,
+    )  # fmt: skip
+
+
+def _table(rows: Sequence[Sequence[int]], width: int) -> Ints:
+    return np.array(rows, np.int64).reshape(-1, width)
+
+
+def _rows_at_a_time(inputs: int, grid: tuple[int, int], stride: int, reach: int, row_bytes: int) -> int:
+    """As many rows as the scratch has room for, and enough to fill tiles of narrow images."""
+    run = next(run for run in RUNS if run <= grid[1])
+    least = min(grid[0], TILE // run)
+    rows = least
+    while (
+        rows + least <= grid[0]
+        and inputs * ((rows + least - 1) * stride + reach + 1) * row_bytes * 4 <= SCRATCH_BYTES
+    ):
+        rows += least
+    return rows
+
+
+def _not_a_power(pitch: int) -> int:
+    """Channels at distances of powers of two would share few lines of the cache: keep off them."""
+    line = 16
+    lines = -(-pitch // line)
+    return (lines + 1 if lines % 8 == 0 else lines) * line if pitch > LANES else pitch
+
+
+def _groups(
+    inputs: int, weights: int, outputs: int, reach: tuple[int, int], stride: tuple[int, int], width: int
+) -> int:
+    """In how many groups to take the input channels, so that what the tiles of one read stays close."""
+    run = next(run for run in RUNS if run <= width)
+    pixels = (TILE // run + reach[0]) * (run + reach[1]) * stride[0] * stride[1]
+    wanted = -(-inputs * pixels * LANES * 4 // FIRST_LEVEL_BYTES)
+    return int(max(1, min(wanted, weights // max(1, outputs) // LEAST_WEIGHTS)))
+
+
+def _weights(
+    classes: list[_Class], to: Ints, source: Ints, outputs: int, inputs: int, groups: int, channel_pitch: int,
+    row_pitch: int, remainder_pitch: int,
+) -> tuple[Ints, Offsets, Ints | None]:  # fmt: skip
+    """Kept weights by class, group of inputs and output."""
+    keys, offsets, order = [], [], []
+    for number, each in enumerate(classes):
+        c = source[each.weights]
+        group = c * groups // inputs
+        keys.append((number * groups + group) * outputs + to[each.weights])
+        y, remainder, x = each.taps.T
+        offsets.append(c * channel_pitch + y * row_pitch + remainder * remainder_pitch + x * LANES)
+        order.append(each.weights)
+    key, offset, all_weights = (np.concatenate(each or [np.zeros(0, np.int64)]) for each in (keys, offsets, order))
+    sorting = np.lexsort((offset, key))
+    starts = np.searchsorted(key[sorting], np.arange(len(classes) * groups * outputs + 1))
+    found = all_weights[sorting]
+    in_order = len(found) == len(to) and bool((found == np.arange(len(to))).all())
+    return starts.astype(np.int64), offset[sorting].astype(np.int32), None if in_order else found
+
+
+class _Tiles:
+    """Collects the tiles of an output."""
+
+    def __init__(
+        self, across: bool, block_pitch: int, row_pitch: int, outputs: int, out: tuple[int, int], blocks: int,
+        scale: tuple[int, int],
+    ) -> None:  # fmt: skip
+        self._across, self._block_pitch, self._row_pitch = across, block_pitch, row_pitch
+        self._out, self._blocks, self._scale = out, blocks, scale
+        self._out_block = outputs * out[0] * out[1] * LANES
+        self.runs: list[tuple[int, ...]] = []
+        self.inward: list[list[int]] = []
+        self.outward: list[list[int]] = []
+        self.counted: list[list[int]] = []
+
+    def add(self, number: int, each: _Class, first: int, end: int) -> None:
+        """The pixels of a class in the grid's rows `first` to `end`."""
+        stretches: dict[int, list[tuple[int, int]]] = {run: [] for run in RUNS}
+        for inward, outward, length, step in self._lines(each, first, end):
+            done = 0
+            for run in RUNS:
+                while length - done >= run:
+                    stretches[run].append((inward + done * LANES, outward + done * step))
+                    done += run
+        for kind, run in enumerate(RUNS):
+            self._group(number, kind, TILE // run, stretches[run])
+
+    def _lines(self, each: _Class, first: int, end: int) -> list[tuple[int, int, int, int]]:
+        """(place in the scratch, place in the output, pixels, step of the output) of pixels in a line."""
+        if self._across:  # images of one pixel: the blocks are side by side
+            return [(0, 0, self._blocks, self._out_block)]
+        low, high = each.columns
+        found = []
+        for block in range(self._blocks):
+            for u in each.rows[(each.rows >= first) & (each.rows < end)].tolist():
+                y, x = u * self._scale[0] + each.row, low * self._scale[1] + each.column
+                inward = block * self._block_pitch + (u - first) * self._row_pitch + low * LANES
+                outward = block * self._out_block + (y * self._out[1] + x) * LANES
+                found.append((inward, outward, high - low, self._scale[1] * LANES))
+        return found
+
+    def _group(self, number: int, kind: int, size: int, stretches: list[tuple[int, int]]) -> None:
+        """Tiles of `size` stretches each; the last ones are repeated to fill the last tile."""
+        if not stretches:
+            return
+        begin = len(self.inward)
+        for at in range(0, len(stretches), size):
+            some = stretches[at : at + size]
+            self.counted.append([1] * len(some) + [0] * (TILE - len(some)))
+            some += some[-1:] * (size - len(some))
+            self.inward.append([inward for inward, _ in some] + [0] * (TILE - size))
+            self.outward.append([outward for _, outward in some] + [0] * (TILE - size))
+        self.runs.append((number, kind, begin, len(self.inward)))

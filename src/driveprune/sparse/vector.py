@@ -1,0 +1,472 @@
+"""The innermost loops, written in vector instructions (LLVM's, through numba): `LANES` numbers at a time.
+
+A *tile* is eight vectors: `A` stretches of `B` vectors that lie side by side, A · B = 8. Its eight sums stay in
+registers while the kept weights of one output go by: each is broadcast, and multiplied with the eight vectors of the
+input that its offset points to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+TILE = 8
+"""Vectors in a tile: as many sums as it takes to keep two multiply-adds a cycle going, and registers are left."""
+
+FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS = 0, 1, 2
+"""Where the sums of a tile start: what the output holds, the bias, or the bias and another tensor."""
+
+
+def lanes() -> int:
+    """How many float32 numbers a vector of this machine has: 16 (AVX-512), 8 (AVX2) or 4 (NEON, SSE)."""
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16
+    return 8 if features.get("avx2") and features.get("fma") else 4
+
+
+LANES = lanes()
+
+_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+class _Code:
+    """Shorthands for the instructions that the loops are made of."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any, width: int) -> None:
+        self.context, self.builder, self.signature, self.args = context, builder, signature, args
+        self.vector = ir.VectorType(_FLOAT, width)
+        self.width = width
+        function = ir.FunctionType(self.vector, [self.vector] * 3)
+        self._fma = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, function, f"llvm.fma.v{width}f32"
+        )
+
+    def data(self, number: int) -> Any:
+        """The address of an argument that is an array."""
+        proxy = cgutils.create_struct_proxy(self.signature.args[number])  # type: ignore[no-untyped-call]
+        return proxy(self.context, self.builder, value=self.args[number]).data
+
+    def at(self, pointer: Any, *places: Any) -> Any:
+        for place in places:
+            pointer = self.builder.gep(pointer, [_I64(place) if isinstance(place, int) else place])
+        return pointer
+
+    def load(self, pointer: Any, vector: Any = None) -> Any:
+        return self.builder.load(self.builder.bitcast(pointer, (vector or self.vector).as_pointer()), align=4)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
+
+    def splat(self, number: Any) -> Any:
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, _I32(0))
+        return self.shuffle(first, undefined, [0] * self.width)
+
+    def shuffle(self, a: Any, b: Any, order: list[int]) -> Any:
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(order)), order))
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.builder.call(self._fma, [a, b, c])
+
+    def four_sums(self, vectors: list[Any]) -> Any:
+        """The sums of the lanes of four vectors, as one vector of four."""
+        add, width = self.builder.fadd, self.width
+        while width > 4:
+            width //= 2
+            low, high = list(range(width)), list(range(width, 2 * width))
+            vectors = [add(self.shuffle(v, v, low), self.shuffle(v, v, high)) for v in vectors]
+        pairs = []
+        for a, b in (vectors[:2], vectors[2:]):
+            pairs.append(add(self.shuffle(a, b, [0, 4, 1, 5]), self.shuffle(a, b, [2, 6, 3, 7])))
+        first, second = pairs
+        return add(self.shuffle(first, second, [0, 1, 4, 5]), self.shuffle(first, second, [2, 3, 6, 7]))
+
+
+def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
+    """The sums of one output over one tile.
+
+    tile(x, offsets, values, low, high, inward, outward, place, out, base, step, start, bias, plus, relu):
+
+    out[t] = start + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], for each vector t of the
+    tile; x's places are inward[place + a] + b vectors, out's are base + outward[place + a] + b steps.
+    """
+
+    @intrinsic
+    def tile(
+        _: Any, x: Any, offsets: Any, values: Any, low: Any, high: Any, inward: Any, outward: Any, place: Any,
+        out: Any, base: Any, step: Any, start: Any, bias: Any, plus: Any, relu: Any,
+    ) -> Any:  # fmt: skip
+        int64 = types.int64
+        signature = types.void(
+            x, offsets, values, int64, int64, inward, outward, int64, out, int64, int64, int64, types.float32, plus,
+            types.boolean,
+        )  # fmt: skip
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = _Code(context, builder, signature, args, width)
+            low, high, place, base, step, start, bias, relu = (args[n] for n in (3, 4, 7, 9, 10, 11, 12, 14))
+            sources = _places(code, code.data(0), code.data(5), place, stretches)
+            results = _stepped(
+                code, _places(code, code.at(code.data(8), base), code.data(6), place, stretches), step, run
+            )
+            others = _stepped(
+                code, _places(code, code.at(code.data(13), base), code.data(6), place, stretches), step, run
+            )
+            first = _first(code, results, others, start, code.splat(bias))
+            sums = _loop(code, code.data(1), code.data(2), low, high, sources, run, first)
+            zero = code.splat(ir.Constant(_FLOAT, 0.0))
+            for value, pointer in zip(sums, results, strict=True):
+                clipped = builder.select(builder.fcmp_unordered(">", value, zero), value, zero)
+                code.store(builder.select(relu, clipped, value), pointer)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return tile
+
+
+def _places(code: _Code, origin: Any, table: Any, place: Any, stretches: int) -> list[Any]:
+    """The addresses at which the stretches of a tile begin."""
+    return [code.at(origin, code.builder.load(code.at(table, place, a))) for a in range(stretches)]
+
+
+def _stepped(code: _Code, starts: list[Any], step: Any, run: int) -> list[Any]:
+    """The addresses of all vectors of a tile."""
+    found = []
+    for start in starts:
+        pointer = start
+        for _ in range(run):
+            found.append(pointer)
+            pointer = code.at(pointer, step)
+    return found
+
+
+def _first(code: _Code, results: list[Any], others: list[Any], start: Any, bias: Any) -> list[Any]:
+    """What the sums start from."""
+    builder = code.builder
+    blocks = [builder.append_basic_block(name) for name in ("output", "plus", "bias", "begin")]
+    output, plus, only_bias, begin = blocks
+    switch = builder.switch(start, only_bias)
+    switch.add_case(_I64(FROM_OUTPUT), output)
+    switch.add_case(_I64(FROM_BIAS_AND_PLUS), plus)
+    builder.position_at_end(output)
+    from_output = [code.load(pointer) for pointer in results]
+    builder.branch(begin)
+    builder.position_at_end(plus)
+    from_plus = [builder.fadd(code.load(pointer), bias) for pointer in others]
+    builder.branch(begin)
+    builder.position_at_end(only_bias)
+    builder.branch(begin)
+    builder.position_at_end(begin)
+    found = []
+    for here, there in zip(from_output, from_plus, strict=True):
+        phi = builder.phi(code.vector)
+        for value, block in ((here, output), (there, plus), (bias, only_bias)):
+            phi.add_incoming(value, block)
+        found.append(phi)
+    return found
+
+
+def _loop(
+    code: _Code, offsets: Any, values: Any, low: Any, high: Any, sources: list[Any], run: int, first: list[Any]
+) -> list[Any]:
+    """Add up the products of the kept weights `low` to `high` with the tile's inputs."""
+    builder = code.builder
+    before = builder.block
+    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
+    builder.position_at_end(loop)
+    j = builder.phi(_I64)
+    j.add_incoming(low, before)
+    sums = [builder.phi(code.vector) for _ in first]
+    for phi, value in zip(sums, first, strict=True):
+        phi.add_incoming(value, before)
+    offset = builder.sext(builder.load(code.at(offsets, j)), _I64)
+    weight = code.splat(builder.load(code.at(values, j)))
+    new = []
+    for number, phi in enumerate(sums):
+        pointer = code.at(sources[number // run], offset, number % run * code.width)
+        new.append(code.fma(weight, code.load(pointer), phi))
+    following = builder.add(j, _I64(1))
+    j.add_incoming(following, loop)
+    for phi, value in zip(sums, new, strict=True):
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
+    builder.position_at_end(done)
+    found = []
+    for value, start in zip(new, first, strict=True):
+        phi = builder.phi(code.vector)
+        phi.add_incoming(value, loop)
+        phi.add_incoming(start, before)
+        found.append(phi)
+    return found
+
+
+@intrinsic
+def copy_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
+    """One vector: target[to] = source[begin]."""
+    signature = types.void(target, types.int64, source, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Code(context, builder, signature, args, LANES)
+        code.store(code.load(code.at(code.data(2), args[3])), code.at(code.data(0), args[1]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def clear_vector(_: Any, target: Any, to: Any) -> Any:
+    """One vector of zeros: target[to] = 0."""
+    signature = types.void(target, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Code(context, builder, signature, args, LANES)
+        code.store(code.splat(ir.Constant(_FLOAT, 0.0)), code.at(code.data(0), args[1]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def make_products(stretches: int, run: int, width: int = LANES) -> Any:
+    """The gradient of the kept weights of one output, from one tile.
+
+    products(x, offsets, low, high, inward, outward, counted, place, slope, base, step, sums): sums[j] += the products
+    of x[offsets[j] + where t is] and slope[where t is], over the lanes of all vectors t of the tile that count, for j
+    in [low, high), four at a time: `low` and `high` are multiples of four.
+    """
+
+    @intrinsic
+    def products(
+        _: Any, x: Any, offsets: Any, low: Any, high: Any, inward: Any, outward: Any, counted: Any, place: Any,
+        slope: Any, base: Any, step: Any, sums: Any,
+    ) -> Any:  # fmt: skip
+        int64 = types.int64
+        signature = types.void(x, offsets, int64, int64, inward, outward, counted, int64, slope, int64, int64, sums)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = _Code(context, builder, signature, args, width)
+            low, high, place, base, step = (args[n] for n in (2, 3, 7, 9, 10))
+            sources = _places(code, code.data(0), code.data(4), place, stretches)
+            starts = _places(code, code.at(code.data(8), base), code.data(5), place, stretches)
+            counts = [code.splat(builder.load(code.at(code.data(6), place, a))) for a in range(stretches)]
+            slopes = [
+                builder.fmul(code.load(pointer), counts[number // run])
+                for number, pointer in enumerate(_stepped(code, starts, step, run))
+            ]
+            offsets, sums = code.data(1), code.data(11)
+            four = ir.VectorType(_FLOAT, 4)
+            before = builder.block
+            loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+            builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
+            builder.position_at_end(loop)
+            j = builder.phi(_I64)
+            j.add_incoming(low, before)
+            found = []
+            for number in range(4):
+                offset = builder.sext(builder.load(code.at(offsets, j, number)), _I64)
+                total = code.splat(ir.Constant(_FLOAT, 0.0))
+                for t, value in enumerate(slopes):
+                    pointer = code.at(sources[t // run], offset, t % run * width)
+                    total = code.fma(value, code.load(pointer), total)
+                found.append(total)
+            target = code.at(sums, j)
+            code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
+            following = builder.add(j, _I64(4))
+            j.add_incoming(following, loop)
+            builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return products
+
+
+Body = Callable[["_Code", Any, list[Any]], tuple[Any, list[Any]]]
+"""(code, vectors of a, b and c, scalars) -> the vector for the output or None, and vectors to add up."""
+
+
+def make_loop(body: Body, width: int = LANES) -> Any:
+    """A loop over arrays of the same layout, a vector at a time.
+
+    loop(a, b, c, out, base, count, s0, s1, s2, s3, s4): out = body of the vectors at base to base + count; two sums
+    are returned. Arrays that a body does not use may be any.
+    """
+
+    @intrinsic
+    def loop(
+        _: Any, a: Any, b: Any, c: Any, out: Any, base: Any, count: Any, s0: Any, s1: Any, s2: Any, s3: Any, s4: Any
+    ) -> Any:
+        scalars = [types.float32] * 5
+        pair = types.UniTuple(types.float32, 2)  # type: ignore[no-untyped-call]
+        signature = pair(a, b, c, out, types.int64, types.int64, *scalars)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = _Code(context, builder, signature, args, width)
+            arrays, base, count = [code.data(n) for n in range(4)], args[4], args[5]
+            numbers = [code.splat(each) for each in args[6:]]
+            zero = code.splat(ir.Constant(_FLOAT, 0.0))
+            before = builder.block
+            inside, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+            builder.cbranch(builder.icmp_signed("<", _I64(0), count), inside, done)
+            builder.position_at_end(inside)
+            k = builder.phi(_I64)
+            k.add_incoming(_I64(0), before)
+            sums = [builder.phi(code.vector) for _ in range(2)]
+            place = builder.add(base, k)
+            loaded = _Lazy(code, arrays, place)
+            value, addends = body(code, loaded, numbers)
+            if value is not None:
+                code.store(value, code.at(arrays[3], place))
+            new = [*addends, *[None] * (2 - len(addends))]
+            totals = [phi if each is None else builder.fadd(phi, each) for phi, each in zip(sums, new, strict=True)]
+            following = builder.add(k, _I64(width))
+            k.add_incoming(following, inside)
+            for phi, total in zip(sums, totals, strict=True):
+                phi.add_incoming(zero, before)
+                phi.add_incoming(total, inside)
+            builder.cbranch(builder.icmp_signed("<", following, count), inside, done)
+            builder.position_at_end(done)
+            ends = []
+            for total in totals:
+                phi = builder.phi(code.vector)
+                phi.add_incoming(zero, before)
+                phi.add_incoming(total, inside)
+                ends.append(phi)
+            four = code.four_sums([*ends, zero, zero])
+            found = [builder.extract_element(four, _I32(n)) for n in range(2)]
+            return context.make_tuple(builder, signature.return_type, found)
+
+        return signature, codegen
+
+    return loop
+
+
+class _Lazy:
+    """The vectors of the arrays at a place, loaded when they are asked for."""
+
+    def __init__(self, code: _Code, arrays: list[Any], place: Any) -> None:
+        self._code, self._arrays, self._place = code, arrays, place
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, number: int) -> Any:
+        if number not in self._loaded:
+            self._loaded[number] = self._code.load(self._code.at(self._arrays[number], self._place))
+        return self._loaded[number]
+
+
+def _positive(code: _Code, condition: Any, value: Any) -> Any:
+    """The value where the condition is above zero (or no number), else zero."""
+    zero = code.splat(ir.Constant(_FLOAT, 0.0))
+    return code.builder.select(code.builder.fcmp_unordered(">", condition, zero), value, zero)
+
+
+def _deviations(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+    """Sums of a - s0, and of its squares."""
+    value = code.builder.fsub(arrays[0], s[0])
+    return None, [value, code.builder.fmul(value, value)]
+
+
+def _scaled(plus: bool, relu: bool) -> Body:
+    """Out = a · s0 + s1 (+ b), clipped at zero or not."""
+
+    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+        value = code.fma(arrays[0], s[0], s[1])
+        value = code.builder.fadd(value, arrays[1]) if plus else value
+        return (_positive(code, value, value) if relu else value), []
+
+    return body
+
+
+def _slope(code: _Code, arrays: Any, s: list[Any], clip: str) -> Any:
+    """The gradient a before a clip of b · s0 + s1 or of c."""
+    if clip == "input":
+        return _positive(code, code.fma(arrays[1], s[0], s[1]), arrays[0])
+    return _positive(code, arrays[2], arrays[0]) if clip == "output" else arrays[0]
+
+
+def _slope_sums(clip: str) -> Body:
+    """Sums of the gradient and of its product with b - s2; out = the gradient, if it was clipped by c."""
+
+    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+        slope = _slope(code, arrays, s, clip)
+        product = code.builder.fmul(slope, code.builder.fsub(arrays[1], s[2]))
+        return (slope if clip == "output" else None), [slope, product]
+
+    return body
+
+
+def _slope_apply(clip: str) -> Body:
+    """Out = s0 · (gradient - s3 - (b - s2) · s4)."""
+
+    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+        builder = code.builder
+        slope = builder.fsub(_slope(code, arrays, s, clip), s[3])
+        through = builder.fmul(builder.fsub(arrays[1], s[2]), s[4])
+        return builder.fmul(s[0], builder.fsub(slope, through)), []
+
+    return body
+
+
+def _clipped_slope(clip: str) -> Body:
+    """Out = the gradient before the clip; its sum."""
+
+    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+        slope = _slope(code, arrays, s, clip)
+        return (slope if clip else None), [slope]
+
+    return body
+
+
+deviations = make_loop(_deviations)
+scale, scale_relu, scale_plus, scale_plus_relu = (
+    make_loop(_scaled(plus, relu)) for plus in (False, True) for relu in (False, True)
+)
+slope_sums, slope_sums_input, slope_sums_output = (make_loop(_slope_sums(clip)) for clip in ("", "input", "output"))
+slope_apply, slope_apply_input = (make_loop(_slope_apply(clip)) for clip in ("", "input"))
+sum_slope, clip_slope = (make_loop(_clipped_slope(clip)) for clip in ("", "output"))
+
+
+@intrinsic
+def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
+    """The larger ones of target[to] and source[begin], into target; what is no number wins."""
+    signature = types.void(target, types.int64, source, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Code(context, builder, signature, args, LANES)
+        pointer = code.at(code.data(0), args[1])
+        old, new = code.load(pointer), code.load(code.at(code.data(2), args[3]))
+        larger = builder.select(builder.fcmp_ordered("<=", new, old), old, new)
+        code.store(builder.select(builder.fcmp_unordered("uno", old, old), old, larger), pointer)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def route_vector(_: Any, slopes: Any, at: Any, best: Any, here: Any, source: Any, place: Any, target: Any) -> Any:
+    """A gradient goes to where the largest value came from.
+
+    target[place] += slopes[at] where source[place] equals best[here] (or is no number), and slopes[at] is zero there
+    from then on.
+    """
+    signature = types.void(slopes, types.int64, best, types.int64, source, types.int64, target)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Code(context, builder, signature, args, LANES)
+        left, into = code.at(code.data(0), args[1]), code.at(code.data(6), args[5])
+        slope, largest = code.load(left), code.load(code.at(code.data(2), args[3]))
+        zero = code.splat(ir.Constant(_FLOAT, 0.0))
+        equal = builder.fcmp_unordered("==", code.load(code.at(code.data(4), args[5])), largest)
+        code.store(builder.fadd(code.load(into), builder.select(equal, slope, zero)), into)
+        code.store(builder.select(equal, zero, slope), left)
+        return context.get_dummy_value()
+
+    return signature, codegen
