@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from driveprune import methods, recipes
 from driveprune.batches import Batches, Data, split, subset
 from driveprune.cut import Budget, Progress
+from driveprune.engine import EngineName
 from driveprune.gradients import cross_entropy, generators_of
 from driveprune.mask import Loss
 from driveprune.progress import shown
@@ -45,6 +46,7 @@ def fit(
     min_kept: int = 0,
     budget: Budget = "weights",
     precision: Precision = "fp32",
+    engine: EngineName = "dense",
     channels_last: bool = False,
     seed: int = 0,
     progress: bool = True,
@@ -66,6 +68,7 @@ def fit(
         loss: (model, batch) -> scalar; by default the cross entropy, smoothed as the recipe says.
         measure: (model, batch) -> a value an example; by default 1 where the largest output is the target.
         precision: "fp32", "bf16" or "fp16" for the passes in training.
+        engine: "sparse" trains the kept weights alone after a cut, on the CPU; "auto" does so if it is faster.
         channels_last: keep images and convolutions in that memory format.
         seed: for the order of the data, crops, flips, dropout and scores.
         progress: show a progress bar on a terminal.
@@ -98,7 +101,7 @@ def fit(
     with shown("training", progress and watch is None) as bar:
         return train(
             model, optimizer, training, make_pruner, loss=used_loss, scheduler=scheduler, tests=tests,
-            measure=measure, precision=precision, seed=seed, checkpoints=checkpoints, every=every,
+            measure=measure, precision=precision, engine=engine, seed=seed, checkpoints=checkpoints, every=every,
             beginning=beginning, watch=watch or bar,
         )  # fmt: skip
 

@@ -150,6 +150,12 @@ class Pruner:
         """How many Prune phases are still to come."""
         return sum(isinstance(phase, Prune) for phase in self.plan[self.cursor :])
 
+    @property
+    def steps_left(self) -> int:
+        """How many steps to train before the plan cuts, rewinds or ends."""
+        phase = None if self.done else self.plan[self.cursor]
+        return phase.until - self.cycle_step if isinstance(phase, Train) else 0
+
     def step(self) -> None:
         """Say that the optimiser has made one step; do what the plan has for this moment."""
         if self.done:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from driveprune.cut import Progress, Seconds
+from driveprune.engine import Engine, EngineName
 from driveprune.gradients import cross_entropy, evaluating
 from driveprune.mask import Loss, Mask, buffers, restore, sparsity
 from driveprune.plan import Prune, Rewind, Train, total_steps
@@ -93,6 +94,11 @@ class Trained:
     scoring and selection before and during the last cut.
     """
 
+    engine: str = "dense"
+    """What trained the network after its last cut: the dense or the sparse engine."""
+    speedup: float | None = None
+    """How many times as fast as dense a step of the sparse engine was, if that was measured."""
+
     def last(self, of: str = "test") -> float | None:
         """The value after the last epoch."""
         values = [row[of] for row in self.rows if of in row]
@@ -136,6 +142,7 @@ def train(
     tests: Mapping[str, Source] | None = None,
     measure: Measure = right,
     precision: Precision = "fp32",
+    engine: EngineName = "dense",
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
     every: float = 60.0,
@@ -153,6 +160,8 @@ def train(
         tests: what is measured after each epoch, by name: "test", "holdout".
         measure: (model, batch) -> values, whose mean is reported.
         precision: of forward and backward passes in training; scores are made in full precision.
+        engine: what trains between the first cut and the end: "dense", the network with zeros in it; "sparse", its
+            kept weights alone; "auto", what a measurement says is faster. Checkpoints are the same.
         seed: for randomness in the model, such as dropout; each step has its own.
         checkpoints: where states are kept, one every `every` seconds at most.
         beginning: where the dense first steps are kept that other trainings have in common with this one.
@@ -162,16 +171,21 @@ def train(
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     if precision not in _DTYPES:
         raise ValueError(f"precision must be {', '.join(_DTYPES)}, got {precision!r}")
+    if engine == "sparse" and precision != "fp32":
+        raise ValueError(f"the sparse engine computes in fp32, got precision {precision!r}: use the dense engine")
+    chosen = Engine(engine if precision == "fp32" else "dense", model, optimizer, loss)
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(enabled=cudnn.enabled, deterministic=True, benchmark=False, allow_tf32=cudnn.allow_tf32)
-    training = _Training(model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch)
+    training = _Training(
+        model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch, chosen
+    )
     try:
         with torch.random.fork_rng(devices=devices), exact:
             training.start(make_pruner, checkpoints, beginning)
             training.run(checkpoints, every, beginning)
     finally:
         training.release()
-    return Trained(training.pruner.mask, training.rows, dict(training.seconds))
+    return Trained(training.pruner.mask, training.rows, dict(training.seconds), chosen.used, chosen.speedup)
 
 
 class _Training:
@@ -189,7 +203,9 @@ class _Training:
         precision: Precision,
         seed: int,
         watch: Callable[[Moment], None],
+        engine: Engine,
     ) -> None:
+        self._engine = engine
         self._model, self._optimizer, self._scheduler, self._data = model, optimizer, scheduler, data
         self._loss, self._tests, self._measure, self._seed, self._watch = loss, tests, measure, seed, watch
         self._device = next(model.parameters()).device
@@ -211,6 +227,7 @@ class _Training:
 
     def release(self) -> None:
         """Leave an ordinary model behind, whatever has happened."""
+        self._engine.end()
         if self._pruner is not None and self._pruner.held is not None:
             self._pruner.held.release()
 
@@ -265,6 +282,7 @@ class _Training:
         self._losses = state["losses"].to(self._device)
 
     def _state(self) -> State:
+        self._engine.sync()
         return {
             "model": dict(self._model.state_dict()),
             "buffers": buffers(self._model),  # those that are in no state_dict, too
@@ -307,7 +325,7 @@ class _Training:
         if start == 0:
             self._begin_epoch()
         self._rate = self._optimizer.param_groups[0]["lr"]
-        self._model.train()
+        self._engine.model.train()
         batches = self._data.epoch(cycle, number, start)
         while self.pruner.cycle == cycle and not self.pruner.done:
             with self._timed("loading"):
@@ -324,11 +342,14 @@ class _Training:
         """One step of the optimiser."""
         with self._timed("early training" if self.pruner.cuts_left else "training"):
             torch.manual_seed(seed_for(self._seed, "step", self.pruner.cycle, self.pruner.cycle_step))
-            self._optimizer.zero_grad(set_to_none=True)
+            if self.pruner.held is not None:
+                self._engine.begin(self.pruner.mask, batch)
+            self._engine.follow()
+            self._engine.optimizer.zero_grad(set_to_none=True)
             with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-                loss = self._loss(self._model, batch)
+                loss = self._loss(self._engine.model, batch)
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            self._scaler.step(self._optimizer)
+            self._scaler.step(self._engine.optimizer)
             self._scaler.update()
             self._losses += loss.detach()
             self._batches_done += 1
@@ -339,6 +360,8 @@ class _Training:
         """Let the pruner do what the plan has for this moment, and charge the time of a cut."""
         before = dict(self.pruner.seconds)
         cycle = self.pruner.cycle
+        if self.pruner.steps_left == 1:  # the plan goes on to something else: with the ordinary network
+            self._engine.end()
         self.pruner.step()
         if self.pruner.cycle != cycle:
             self._begin_epoch()
@@ -366,7 +389,7 @@ class _Training:
         """Measure, and add a row."""
         self._say("evaluation")
         with self._timed("evaluation"):
-            values = {name: measured(self._model, data, self._measure) for name, data in self._tests.items()}
+            values = {name: measured(self._engine.model, data, self._measure) for name, data in self._tests.items()}
         self.rows.append(
             {
                 "cycle": self.pruner.cycle,

@@ -38,6 +38,9 @@ Size = Annotated[int | None, typer.Option(help="pixels to which the images of a 
 Threads = Annotated[int | None, typer.Option(help="threads of a run, part of what it is; by default all cores")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default a GPU if there is one")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="fp32, bf16 or fp16")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="what computes after a cut: dense, sparse (kept weights alone, CPU) or auto")
+]
 ChannelsLast = Annotated[bool, typer.Option(help="the memory format in which convolutions are faster")]
 RunsDir = Annotated[Path, typer.Option("--runs", help="the folder of all runs")]
 Every = Annotated[float, typer.Option(help="seconds between two checkpoints")]

@@ -49,6 +49,12 @@ def print_run(folder: Path) -> None:
     console.print(f"sparsity {result['sparsity']:.4%}, effective {shown_effective}", highlight=False)
     if result["collapsed"]:
         console.print("[yellow]no path leads from input to output: the network cannot learn[/]")
+    if result.get("speedup") is not None:
+        console.print(
+            f"engine: {result['engine']}; a step on the kept weights alone was measured "
+            f"{result['speedup']:.2f}× as fast",
+            highlight=False,
+        )
     works = ", ".join(f"{work} {value:.1f}" for work, value in result["seconds"].items() if work != "pruning")
     console.print(
         f"seconds: {works}; to the sparse network {result['seconds'].get('pruning', 0):.2f}", highlight=False

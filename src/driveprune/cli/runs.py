@@ -17,6 +17,7 @@ from driveprune.cli.options import (
     ChannelsLast,
     DataDir,
     Device,
+    Engine,
     Epochs,
     Every,
     Holdout,
@@ -41,6 +42,7 @@ from driveprune.cli.options import (
 )
 from driveprune.cli.printed import print_report, print_run
 from driveprune.cut import Budget
+from driveprune.engine import engine_of
 from driveprune.files import read_json
 from driveprune.progress import shown
 from driveprune.report import tables
@@ -74,6 +76,7 @@ def run(
     threads: Threads = None,
     device: Device = None,
     precision: PrecisionName = None,
+    engine: Engine = "dense",
     channels_last: ChannelsLast = True,
     runs: RunsDir = Path("runs"),
     every: Every = 60.0,
@@ -94,7 +97,7 @@ def run(
         )  # fmt: skip
     try:
         with shown(wanted.id.rpartition("-")[0]) as watch:
-            result = carry_out(runs, wanted, loaded, every=every, watch=watch)
+            result = carry_out(runs, wanted, loaded, every=every, engine=engine_of(engine), watch=watch)
     except KeyboardInterrupt:
         Console(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
         raise typer.Exit(130) from None
@@ -129,6 +132,7 @@ def sweep(
     threads: Threads = None,
     device: Device = None,
     precision: PrecisionName = None,
+    engine: Engine = "dense",
     channels_last: ChannelsLast = True,
     runs: RunsDir = Path("runs"),
     jobs: Annotated[int, typer.Option(help="runs at the same time; never changes what comes out")] = 1,
@@ -147,8 +151,9 @@ def sweep(
         **machine(threads, device, precision, channels_last),
     )  # fmt: skip
     outcome = run_all(
-        runs, specs, loaded, jobs=jobs, data_dir=None if data_dir is None else str(data_dir), share=share, every=every
-    )
+        runs, specs, loaded, jobs=jobs, data_dir=None if data_dir is None else str(data_dir), share=share,
+        every=every, engine=engine_of(engine),
+    )  # fmt: skip
     found = [read_run(runs / spec.id) for spec in specs if (runs / spec.id / "spec.json").exists()]
     if as_json:
         print_json({**vars(outcome), "runs": [tables.plain(each) for each in found]})

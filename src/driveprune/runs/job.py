@@ -20,6 +20,7 @@ from torch import nn
 
 from driveprune import models
 from driveprune.batches import Data
+from driveprune.engine import EngineName
 from driveprune.files import write_atomically, write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
@@ -41,6 +42,7 @@ def carry_out(
     share: bool = False,
     wait: bool = False,
     every: float = 60.0,
+    engine: EngineName = "dense",
     watch: Watch = lambda _: None,
 ) -> dict[str, Any]:
     """Do a run, or go on with it, or do nothing if it is done; what came of it is returned.
@@ -52,6 +54,7 @@ def carry_out(
         wait: if another process is working on this run, wait for it instead of raising.
         share: keep the dense beginning, or take it over from another run.
         every: seconds between checkpoints.
+        engine: what computes after a cut; it is no part of what the run is, and another one may go on with it.
         watch: called after each step.
 
     """
@@ -68,13 +71,20 @@ def carry_out(
         raise BlockingIOError(f"another process is working on {folder}") from None
     try:
         done = result_of(folder)
-        return _carried_out(root, folder, spec, data, share, every, watch) if done is None else done
+        return _carried_out(root, folder, spec, data, share, every, engine, watch) if done is None else done
     finally:
         lock.release()
 
 
 def _carried_out(
-    root: Path, folder: Path, spec: Spec, data: Data, share: bool, every: float, watch: Watch
+    root: Path,
+    folder: Path,
+    spec: Spec,
+    data: Data,
+    share: bool,
+    every: float,
+    engine: EngineName,
+    watch: Watch,
 ) -> dict[str, Any]:
     (folder / "error.txt").unlink(missing_ok=True)
     checkpoints = FolderCheckpoints(folder)
@@ -83,7 +93,7 @@ def _carried_out(
     try:
         with _threads(spec.threads):
             model = build_model(spec, data)
-            trained = _train(model, spec, data, checkpoints, every, beginning, told)
+            trained = _train(model, spec, data, checkpoints, every, beginning, engine, told)
             result = _result(folder, spec, data, model, trained)
     except Exception:
         write_atomically(folder / "error.txt", traceback.format_exc().encode("utf-8", "replace"))
@@ -124,11 +134,13 @@ def _train(
     checkpoints: FolderCheckpoints,
     every: float,
     beginning: Beginning | None,
+    engine: EngineName,
     watch: Watch,
 ) -> Trained:
     return fit(
         model, data, method=spec.plan(steps_per_epoch(spec, data)), sparsity=spec.sparsity, recipe=spec.recipe,
-        budget=spec.budget, holdout=spec.holdout, precision=spec.precision, channels_last=spec.channels_last,
+        budget=spec.budget, holdout=spec.holdout, precision=spec.precision, engine=engine,
+        channels_last=spec.channels_last,
         seed=spec.seed, checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
     )  # fmt: skip
 
@@ -149,6 +161,8 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
         "holdout": trained.last("holdout"),
         "rows": trained.rows,
         "seconds": trained.seconds,
+        "engine": trained.engine,
+        "speedup": trained.speedup,
         "sparsity": table.sparsity,
         "effective_sparsity": effective,
         "collapsed": effective == 1.0,

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from driveprune.batches import Data
 from driveprune.cut import Budget
+from driveprune.engine import EngineName
 from driveprune.plan import Train, total_steps
 from driveprune.recipes import Recipe
 from driveprune.runs.job import steps_per_epoch
@@ -99,6 +100,7 @@ def sweep(
     data_dir: str | None = None,
     share: bool = True,
     every: float = 60.0,
+    engine: EngineName = "dense",
     console: Console | None = None,
 ) -> Outcome:
     """Do the runs that are not done yet, `jobs` at a time.
@@ -110,6 +112,7 @@ def sweep(
         jobs: number of processes; each run has the threads that its spec says.
         share: compute what runs have in common at their beginning once.
         every: seconds between checkpoints of a run.
+        engine: what computes after a cut: "dense", "sparse" or "auto".
         console: where to show progress; by default stderr.
 
     """
@@ -118,7 +121,7 @@ def sweep(
     root.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(skipped=[spec.id for spec in specs if result_of(root / spec.id) is not None])
     left = [spec for spec in specs if spec.id not in outcome.skipped]
-    order = {"data_dir": data_dir, "share": share, "every": every}
+    order = {"data_dir": data_dir, "share": share, "every": every, "engine": engine}
     crew = _Crew(root, _spread(left), order, min(jobs, max(1, len(left))))
     lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in specs}
     write_wanted(root, specs, lengths)

@@ -1,7 +1,7 @@
 """A process that does runs for a sweep, one after the other, as it is told by lines of JSON.
 
-It reads {"spec": ..., "data_dir": ..., "share": ..., "every": ...} from stdin and answers {"id": ..., "error": ...}
-on stdout. What a run prints goes to log.txt in its folder. It ends when the sweep does.
+It reads {"spec": ..., "data_dir": ..., "share": ..., "every": ..., "engine": ...} from stdin and answers
+{"id": ..., "error": ...} on stdout. What a run prints goes to log.txt in its folder. It ends when the sweep does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             data = _data(spec.recipe.data, order["data_dir"], spec.size)
-            carry_out(root, spec, data, share=order["share"], wait=True, every=order["every"])
+            carry_out(root, spec, data, share=order["share"], wait=True, every=order["every"], engine=order["engine"])
     except Exception as error:
         traceback.print_exc()
         return {"id": spec.id, "error": f"{type(error).__name__}: {error}"}

@@ -85,7 +85,7 @@ def sparsify(
     successors = _successors(plain, net, at)
     new = None if optimizer is None else carried(optimizer, successors)
     held = hold(net, new, rest) if rest else None
-    net.origin = Origin(_skeleton(plain), tuple(at), held)  # type: ignore[assignment]
+    net.origin = Origin(_skeleton(plain), held)  # type: ignore[assignment]
     net.mask = Mask(mask, getattr(mask, "provenance", {}))  # type: ignore[assignment]
     _set_modes(net, plain)
     return net if new is None else (net, new)
@@ -106,25 +106,35 @@ def densify(model: nn.Module, optimizer: Optimizer | None = None) -> nn.Module |
     origin = getattr(model, "origin", None)
     if not isinstance(origin, Origin):
         raise TypeError(f"densify takes a network that sparsify made, got {type(model).__name__}")
-    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(_named_buffers(model))}
-    at = {path: module for path, module in model.named_modules() if path in origin.layers}
     memo: dict[int, Any] = {}
-    successors: dict[Tensor, Successor] = {}
-    shells = {
-        **dict(origin.skeleton.named_parameters(remove_duplicate=False)),
-        **dict(_named_buffers(origin.skeleton)),
-    }
-    for name, shell in shells.items():
-        layer = at.get(name.rpartition(".")[0]) if name.endswith("weight") else None
-        old = tensors[name]
-        if id(shell) not in memo:
-            convert = _filler(layer if isinstance(layer, SparseLayer) else None, shell)
-            new = convert(old.detach())
-            memo[id(shell)] = nn.Parameter(new, old.requires_grad) if isinstance(shell, nn.Parameter) else new
-            successors[old] = Successor(memo[id(shell)], convert)
+    for _, shell in (*origin.skeleton.named_parameters(), *_named_buffers(origin.skeleton)):
+        empty = torch.empty_like(shell, device="cpu", requires_grad=False)
+        is_parameter = isinstance(shell, nn.Parameter)
+        memo[id(shell)] = nn.Parameter(empty, shell.requires_grad) if is_parameter else empty
     dense = copy.deepcopy(origin.skeleton, memo)
+    successors = write_back(model, dense)
     _set_modes(dense, model)
     return dense if optimizer is None else (dense, carried(optimizer, successors))
+
+
+@torch.no_grad()
+def write_back(model: nn.Module, dense: nn.Module) -> dict[Tensor, Successor]:
+    """Write all numbers of a sparse network into an ordinary one of the kind that it was made from.
+
+    Returns:
+        For each parameter of the sparse network its successor in the ordinary one.
+
+    """
+    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(_named_buffers(model))}
+    at = {path: module for path, module in model.named_modules() if isinstance(module, SparseLayer)}
+    found: dict[Tensor, Successor] = {}
+    for name, tensor in (*dense.named_parameters(remove_duplicate=False), *_named_buffers(dense)):
+        layer = at.get(name.rpartition(".")[0]) if name.rpartition(".")[2] == "weight" else None
+        convert = _filler(layer, tensor)
+        tensor.copy_(convert(own[name]))
+        tensor.requires_grad_(own[name].requires_grad)
+        found[own[name]] = Successor(tensor, convert)
+    return found
 
 
 @dataclass
@@ -133,13 +143,11 @@ class Origin:
 
     skeleton: nn.Module
     """The ordinary network without any numbers in it."""
-    layers: tuple[str, ...]
-    """Where its sparse layers are."""
     held: Held | None
     """The hold on removed weights of layers that are not sparse ones."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
-        return Origin(self.skeleton, self.layers, None)
+        return Origin(self.skeleton, None)
 
 
 class SparseNetwork(nn.Module):
@@ -253,7 +261,7 @@ def _filler(layer: SparseLayer | None, shell: Tensor) -> Any:
 
     def filled(tensor: Tensor) -> Tensor:
         full = tensor.detach() if layer is None else layer.full(tensor.detach())
-        return torch.empty_like(shell, dtype=full.dtype, device="cpu").copy_(full)
+        return torch.empty_like(shell, dtype=full.dtype, requires_grad=False).copy_(full)
 
     return filled
 
