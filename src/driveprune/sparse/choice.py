@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,9 @@ BATCH = 32
 CLEARLY_SPARSE = 0.3
 """Below this density nothing is measured: the sparse kernels win."""
 
+WORTH_MEASURING = 20_000_000
+"""Layers of fewer multiply-adds are not worth leaving the kernels' layout."""
+
 CLEARLY_FASTER = 0.85
 """So much less time must torch take: a measurement of a few milliseconds is not exact."""
 
@@ -25,8 +29,9 @@ _measured: dict[tuple[object, ...], bool] = {}
 
 def is_dense_faster(layer: SparseLayer, shape: torch.Size) -> bool:
     """Whether torch computes a layer faster than the sparse kernels, for an input of a shape; measured once."""
-    weights = layer.full(layer.weight.detach()).numel()
-    if layer.weight.numel() < CLEARLY_SPARSE * weights:
+    weights = math.prod(layer.shape)
+    work = weights * BATCH * (math.prod(layer.kernel.layer.size(*shape[2:])) if len(shape) == 4 else 1)
+    if layer.weight.numel() < CLEARLY_SPARSE * weights or work < WORTH_MEASURING:
         return False
     key = layer.shape, layer.geometry, tuple(shape[1:]), layer.weight.numel(), threads()
     if key not in _measured:

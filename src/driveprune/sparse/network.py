@@ -14,6 +14,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.optim import Optimizer
 
 from driveprune import traced
+from driveprune.compact import SameDropout
 from driveprune.graph import Inputs, inputs_of
 from driveprune.hold import Held, hold
 from driveprune.mask import Mask, apply, check_fits, unwrap
@@ -74,7 +75,7 @@ def sparsify(
     replaced = _sparse_layers(plain, mask)
     net = _copied(plain, mask, replaced)
     try:
-        found = traced.trace(net, training=True, leaves=(SparseLayer,))
+        found = traced.trace(net, training=True, leaves=(SparseLayer, SameDropout))
     except ValueError:  # the user's own code calls the layers, one by one
         found = None
     if found is not None:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from driveprune.compact import SameDropout
 from driveprune.sparse import blocked
 from driveprune.sparse.flat import FlatRegion, UnknownStepError
 from driveprune.sparse.folded import Folded
@@ -52,7 +53,7 @@ def _of_module(module: nn.Module, shape: torch.Size) -> Step | None:
         return Step("norm", (), "", norm=module)
     if kind is nn.ReLU:
         return Step("relu", (), "", relu=True)
-    if kind in {nn.Dropout, nn.Dropout2d}:
+    if kind in {nn.Dropout, nn.Dropout2d, SameDropout}:
         return Step("dropout", (), "", module)
     if kind is nn.Identity:
         return Step("same", (), "")
