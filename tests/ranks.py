@@ -1,0 +1,293 @@
+"""What each rank does in the tests with several processes: `launch` starts torchrun, which runs this file."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import driveprune as dp
+from driveprune import collectives, selection
+from driveprune.collectives import full, local
+from tests.nets import batch, convnet, images, mlp
+
+KNOBS = {
+    "imp": {"cycles": 2, "cycle_epochs": 1.0},
+    "gmp": {"cuts": 3},
+    "drive": {"early_epochs": 1.0, "cuts": 4},
+    "synflow": {"cuts": 4},
+    "force": {"cuts": 4},
+    "grasp": {"temperature": 1.0},
+}
+SIZES = (10, 6)
+"""Examples of a batch on the first rank and on the second: ranks need not have equal shares."""
+
+
+def launch(work: str, *args: object, ranks: int = 2, check: bool = True, seconds: float = 120) -> str:
+    """Run a function of this file on several ranks; what they printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [*command, "-m", "tests.ranks", work, *map(str, args)], capture_output=True, text=True, timeout=seconds,
+        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def net(kind: str) -> nn.Module:
+    """The same network in float64 on every rank: as it is, in DDP, or sharded."""
+    model = mlp(dtype=torch.float64)
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return model
+
+
+def whole(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of all ranks together."""
+    return batch(sum(SIZES), seed=number, dtype=torch.float64)
+
+
+def share(number: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of it that a rank has."""
+    x, y = (part.split(SIZES)[rank] for part in whole(number))
+    return x, y
+
+
+def trained(model: nn.Module, method: str, batches: list, weights: list[float], **options) -> dp.Pruner:
+    """Four epochs of two steps by the plan of a method; a rank's loss counts by its weight."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-3)
+    pruner = dp.Pruner(
+        model, optimizer, batches, method=method, sparsity=0.9, epochs=4, steps_per_epoch=2,
+        knobs=KNOBS.get(method), progress=False, **options,
+    )  # fmt: skip
+    for _ in range(pruner.epochs):
+        for (x, y), weight in zip(batches, weights, strict=True):
+            (weight * F.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            pruner.step()
+    return pruner
+
+
+def write(path: Path, mask: dict, model: nn.Module) -> None:
+    tensors = {f"mask.{name}": full(kept) for name, kept in mask.items()}
+    tensors |= {f"net.{name}": full(w.detach()) for name, w in dp.mask.parameters(model).items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def follow_plans(folder: str, kind: str) -> None:
+    """Every method, from the first step to the last."""
+    rank = dist.get_rank()
+    share_of_rank = SIZES[rank] * len(SIZES) / sum(SIZES)
+    for method in dp.methods.names():
+        model = net(kind)
+        batches = [share(0, rank), share(1, rank)]
+        pruner = trained(model, method, batches, [share_of_rank] * 2)
+        write(Path(folder) / f"{method}-{rank}", pruner.mask, model)
+
+
+OPTIONS = {
+    "min_kept": ("snip", {"min_kept": 20}),
+    "macs": ("snip", {"budget": "macs"}),
+    "squares": ("drive", {"knobs": {"cuts": 3, "batches_per_cut": 2, "combine": "squares"}}),
+    "batches": ("grasp", {"knobs": {"temperature": 1.0, "batches_per_cut": 2}}),
+    "iterative": ("force", {"knobs": {"cuts": 5, "revive": False}}),
+    "excluded": ("magnitude", {"exclude": "0.*"}),
+}
+
+
+def prune_with_options(folder: str, kind: str) -> None:
+    rank = dist.get_rank()
+    for name, (method, options) in OPTIONS.items():
+        model = net(kind)
+        kept = dp.prune(
+            model, [share(0, rank), share(1, rank)], method=method, sparsity=0.8, progress=False, **options
+        )
+        write(Path(folder) / f"{name}-{rank}", kept, model)
+
+
+def prune_with_batch_statistics(folder: str) -> None:
+    rank = dist.get_rank()
+    model = DistributedDataParallel(convnet(dtype=torch.float64))
+    x, y = images(16, dtype=torch.float64)
+    own = (x.split(8)[rank], y.split(8)[rank])
+    before = {name: b.clone() for name, b in model.module.named_buffers()}
+    kept = dp.prune(model, [own], method="drive", sparsity=0.9, knobs={"cuts": 5}, progress=False)
+    assert all(torch.equal(b, before[name]) for name, b in model.module.named_buffers())
+    write(Path(folder) / f"bn-{rank}", kept, model)
+
+
+def choose_at_random(examples: str) -> None:
+    """keep_top of scores that are sharded in all kinds of ways, against one process with all scores."""
+    world = dist.get_world_size()
+    flat = init_device_mesh("cpu", (world,))
+    square = init_device_mesh("cpu", (2, world // 2)) if world > 2 else None
+    for seed in range(int(examples)):
+        choose = random.Random(seed)
+        torch.manual_seed(seed)
+        scores, mask, parts, part_masks = {}, {}, {}, {}
+        for name in "abc"[: choose.randint(1, 3)]:
+            shape = choose.choice([(1, 5), (2, 9), (3, 4), (7, 3, 2), (13, 1), (16, 3), (1, 1)])
+            scores[name] = torch.randn(shape, dtype=choose.choice([torch.float32, torch.float64]))
+            scores[name] = scores[name].round() if choose.random() < 0.6 else scores[name]
+            mask[name] = torch.rand(shape) < choose.choice([0.5, 0.9, 2.0])
+            ways = [(flat, [Shard(0)]), (flat, [Shard(1)]), (flat, [Replicate()]), None]
+            if square is not None:
+                ways += [(square, [Shard(0), Shard(0)]), (square, [Replicate(), Shard(0)]),
+                         (square, [Shard(0), Shard(1)])]  # fmt: skip
+            way = choose.choice(ways)
+            parts[name] = scores[name] if way is None else sharded(scores[name], *way)
+            part_masks[name] = mask[name] if way is None else sharded(mask[name], *way)
+        for sparsity in (0.0, 0.4, 0.8):
+            for options in ({}, {"revive": True}, {"min_kept": 1}, {"scope": "layer"},
+                            {"costs": {"a": 1.0, "b": 2.5, "c": 3.0}}):  # fmt: skip
+                compare(scores, mask, parts, part_masks, sparsity, options, f"seed {seed}")
+
+
+def sharded(tensor: torch.Tensor, mesh, placements) -> DTensor:
+    return torch.distributed.tensor.distribute_tensor(tensor, mesh, placements)
+
+
+def compare(scores, mask, parts, part_masks, sparsity, options, about) -> None:
+    try:
+        expected = dp.keep_top(scores, mask, sparsity, **options)
+    except ValueError:
+        try:
+            dp.keep_top(parts, part_masks, sparsity, **options)
+        except ValueError:
+            return
+        raise AssertionError(f"{about}: no error") from None
+    found = dp.keep_top(parts, part_masks, sparsity, **options)
+    for name, kept in expected.items():
+        assert torch.equal(full(found[name]), kept), (about, sparsity, options, name)
+
+
+def hold_no_more_than_a_share(folder: str) -> None:
+    """No rank ever has more scores than its share, and nothing is gathered."""
+    seen: list[int] = []
+    of = selection._Layer.of
+
+    def noted(name, score, candidates):
+        layer = of(name, score, candidates)
+        seen.append(layer.score.numel())
+        return layer
+
+    selection._Layer.of = noted
+    DTensor.full_tensor = None
+    for method in ("drive", "snip", "grasp", "synflow", "force", "random", "erk", "magnitude"):
+        model = net("fsdp")
+        weights = dp.prunable(model)
+        share_of_rank = sum(local(w).numel() for w in weights.values())
+        seen.clear()
+        dp.prune(model, [share(0, dist.get_rank())], method=method, sparsity=0.9, progress=False,
+                 knobs={**KNOBS.get(method, {}), **({"early_epochs": 0.0} if method == "drive" else {})})  # fmt: skip
+        cuts = len(seen) // len(weights)
+        assert cuts >= 1
+        assert sum(seen) == cuts * share_of_rank
+        assert share_of_rank < 0.6 * sum(w.numel() for w in weights.values())
+
+
+def fail_on_one_rank(kind: str) -> None:
+    """Whatever goes wrong on the second rank only, both raise, and the model is as before."""
+    rank = dist.get_rank()
+    x, y = share(0, rank)
+    bad = {
+        "nan": [(x * float("nan"), y)] if rank else [(x, y)],
+        "ends": iter([(x, y)]) if rank else [(x, y)],
+        "loss": [(x, y[:-1])] if rank else [(x, y)],
+    }
+    for name, batches in bad.items():
+        if kind == "fsdp" and name == "loss":
+            batches = [(x, y)]
+        model = net(kind)
+        before = {key: full(w.detach()).clone() for key, w in dp.mask.parameters(model).items()}
+        try:
+            dp.prune(model, batches, method="drive", sparsity=0.9, knobs={"cuts": 3}, progress=False,
+                     loss=failing if name == "loss" and rank else dp.gradients.cross_entropy)  # fmt: skip
+        except (ValueError, collectives.RankError) as error:
+            assert isinstance(error, ValueError if rank else collectives.RankError), error
+            assert rank or "rank 1 failed with ValueError" in str(error)
+        else:
+            raise AssertionError(f"{name}: no error")
+        after = {key: full(w.detach()) for key, w in dp.mask.parameters(model).items()}
+        assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+def failing(model, batch):
+    F.cross_entropy(model(batch[0]), batch[1])
+    raise ValueError("this rank cannot")
+
+
+def nan_in_scores_of_one_rank() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    score = torch.rand(4, 3)
+    score[3, 1] = float("nan")
+    try:
+        dp.keep_top({"a": sharded(score, mesh, [Shard(0)])}, None, 0.5)
+    except (ValueError, collectives.RankError) as error:
+        assert "NaN" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def own_scores(model, mask, batches, *, loss, generator):
+    """A method that forgets the other ranks."""
+    value = loss(model, next(batches))
+    weights = [dp.mask.parameters(model)[name] for name in mask]
+    return dict(zip(mask, (g.abs() for g in torch.autograd.grad(value, weights)), strict=True))
+
+
+def differ() -> None:
+    """Masks that would differ are an error; a rank that works alone may have its own."""
+    rank = dist.get_rank()
+    try:
+        dp.prune(net("plain"), [share(0, rank)], method=own_scores, sparsity=0.9)
+    except RuntimeError as error:
+        assert "different weights" in str(error)
+    else:
+        raise AssertionError("no error")
+    kept = dp.prune(net("plain"), [share(0, rank)], method="snip", sparsity=0.9, group="alone")
+    expected = dp.prune(mlp(dtype=torch.float64), [share(0, rank)], method=own_snip, sparsity=0.9, group="alone")
+    assert all(torch.equal(kept[name], expected[name]) for name in kept)
+
+
+def own_snip(model, mask, batches, *, loss, generator):
+    g = own_scores(model, mask, batches, loss=loss, generator=generator)
+    return {name: dp.mask.parameters(model)[name].detach().abs() * each for name, each in g.items()}
+
+
+def random_numbers() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    for shape in ((5, 7), (1, 9), (4, 3, 2)):
+        for dim in (0, 1):
+            like = sharded(torch.ones(shape), mesh, [Shard(dim)])
+            dp.seeds._PIECE = 6
+            found = dp.seeds.uniform(like, dp.seeds.generator_for(3))
+            assert torch.equal(full(found), torch.rand(shape, generator=dp.seeds.generator_for(3)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", dp.CollapseWarning)
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]](*sys.argv[2:])
+    dist.destroy_process_group()
