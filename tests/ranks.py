@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,8 +22,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import driveprune as dp
-from driveprune import collectives, selection
+from driveprune import collectives, datasets, selection, train
 from driveprune.collectives import full, local
+from driveprune.files import read_json
+from driveprune.runs.job import carry_out
+from driveprune.runs.spec import Spec
 from tests.nets import batch, convnet, images, mlp
 
 KNOBS = {
@@ -36,16 +41,19 @@ SIZES = (10, 6)
 """Examples of a batch on the first rank and on the second: ranks need not have equal shares."""
 
 
-def launch(work: str, *args: object, ranks: int = 2, check: bool = True, seconds: float = 120) -> str:
+def launch(work: str, *args: object, ranks: int = 2, seconds: float = 240) -> str:
     """Run a function of this file on several ranks; what they printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*command, "-m", "tests.ranks", work, *map(str, args)], capture_output=True, text=True, timeout=seconds,
-        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    done = torchrun("tests.ranks", work, *map(str, args), ranks=ranks, seconds=seconds)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def torchrun(module: str, *args: str, ranks: int = 2, seconds: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    return subprocess.run(
+        [*command, module, *args], capture_output=True, text=True, timeout=seconds, check=False,
+        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    if check:
-        assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def net(kind: str) -> nn.Module:
@@ -94,6 +102,13 @@ def write(path: Path, mask: dict, model: nn.Module) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
+def all_of(folder: str, kind: str) -> None:
+    """All that is compared with one process, in one go: starting processes takes the most time."""
+    follow_plans(folder, kind)
+    fail_on_one_rank(kind)
+    prune_with_options(folder, kind)
+
+
 def follow_plans(folder: str, kind: str) -> None:
     """Every method, from the first step to the last."""
     rank = dist.get_rank()
@@ -136,6 +151,82 @@ def prune_with_batch_statistics(folder: str) -> None:
     write(Path(folder) / f"bn-{rank}", kept, model)
 
 
+def run_until_killed(root: str, spec: str, steps: str) -> None:
+    """A run in which the second rank dies, by SIGKILL, after so many steps and once there is a checkpoint."""
+    wanted = Spec.from_json(read_json(spec))
+    step, left = train._Training._step, [int(steps)]
+
+    def deadly(training, batch):
+        step(training, batch)
+        left[0] -= 1
+        if left[0] < 0 and dist.get_rank() == 1 and list((Path(root) / wanted.id).glob("checkpoint-*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train._Training._step = deadly
+    carry_out(Path(root), wanted, datasets.load(wanted.recipe.data), every=0.0)
+
+
+def fit_with_norm(folder: str) -> None:
+    """Batch statistics stay the same on all ranks, and are kept in one network."""
+    x, y = images(21)
+    torch.manual_seed(dist.get_rank())  # ranks begin with other weights, and take those of the first
+    model = convnet(seed=dist.get_rank())
+    trained = dp.fit(model, ((x, y), (x, y)), sparsity=0.8, method="snip", epochs=2, progress=False)
+    tensors = {f"mask.{name}": kept for name, kept in trained.mask.items()}
+    tensors |= {f"net.{name}": value.contiguous() for name, value in model.state_dict().items()}
+    tensors["test"] = torch.tensor([row["test"] for row in trained.rows])
+    save_file(tensors, Path(folder) / f"norm-{dist.get_rank()}")
+    for wrong, said in ((DistributedDataParallel(convnet()), "inside the DDP"), (net("fsdp"), "Pruner")):
+        with pytest.raises(ValueError, match=said):
+            dp.fit(wrong, ((x, y), (x, y)), sparsity=0.8, progress=False)
+
+
+def small_things(folder: str) -> None:
+    choose_at_random("8")
+    prune_with_options(folder, "plain")
+    nan_in_scores_of_one_rank()
+    differ()
+    random_numbers()
+    agree()
+    prune_with_batch_statistics(folder)
+    fit_with_norm(folder)
+    hold_no_more_than_a_share()
+    shuffle_and_reinitialise()
+
+
+def agree() -> None:
+    rank = dist.get_rank()
+    assert collectives.total(rank, 2) == [1.0, 4.0]
+    assert collectives.from_first(lambda: f"from {rank}") == "from 0"
+    assert collectives.is_same(7)
+    assert not collectives.is_same(7, rank)
+    assert collectives.mean({"a": torch.tensor([1.0 + rank])}, weight=1 + 2 * rank)["a"].item() == 1.75
+    with collectives.among("alone"):
+        assert (collectives.size(), collectives.rank(), collectives.total(rank)) == (1, 0, [float(rank)])
+    tensor = torch.full((2, 3, 2, 2), float(rank)).to(memory_format=torch.channels_last)
+    collectives.copy_first([tensor])
+    assert not tensor.any()
+    with pytest.raises(collectives.RankError if rank else KeyError):
+        fail_on_the_first(rank)
+    assert collectives.total(1) == [2.0]  # nobody is left waiting
+
+
+def fail_on_the_first(rank: int) -> None:
+    with collectives.together(), collectives.together():
+        if rank == 0:
+            raise KeyError("first")
+
+
+def shuffle_and_reinitialise() -> None:
+    """The sanity checks: a shuffled mask is that of one process; new weights are an error."""
+    kept = dp.prune(net("fsdp"), [share(0, dist.get_rank())], method="magnitude", sparsity=0.9)
+    shuffled = dp.pruner._shuffled(kept, 3)
+    expected = dp.pruner._shuffled(dp.Mask({name: full(each) for name, each in kept.items()}), 3)
+    assert all(torch.equal(full(shuffled[name]), each) for name, each in expected.items())
+    with pytest.raises(ValueError, match="cannot draw new weights"):
+        dp.pruner._reinitialise(net("fsdp"), 0)
+
+
 def choose_at_random(examples: str) -> None:
     """keep_top of scores that are sharded in all kinds of ways, against one process with all scores."""
     world = dist.get_world_size()
@@ -171,17 +262,15 @@ def compare(scores, mask, parts, part_masks, sparsity, options, about) -> None:
     try:
         expected = dp.keep_top(scores, mask, sparsity, **options)
     except ValueError:
-        try:
+        with pytest.raises(ValueError):
             dp.keep_top(parts, part_masks, sparsity, **options)
-        except ValueError:
-            return
-        raise AssertionError(f"{about}: no error") from None
+        return
     found = dp.keep_top(parts, part_masks, sparsity, **options)
     for name, kept in expected.items():
         assert torch.equal(full(found[name]), kept), (about, sparsity, options, name)
 
 
-def hold_no_more_than_a_share(folder: str) -> None:
+def hold_no_more_than_a_share() -> None:
     """No rank ever has more scores than its share, and nothing is gathered."""
     seen: list[int] = []
     of = selection._Layer.of
@@ -192,7 +281,7 @@ def hold_no_more_than_a_share(folder: str) -> None:
         return layer
 
     selection._Layer.of = noted
-    DTensor.full_tensor = None
+    whole_again, DTensor.full_tensor = DTensor.full_tensor, None
     for method in ("drive", "snip", "grasp", "synflow", "force", "random", "erk", "magnitude"):
         model = net("fsdp")
         weights = dp.prunable(model)
@@ -204,30 +293,24 @@ def hold_no_more_than_a_share(folder: str) -> None:
         assert cuts >= 1
         assert sum(seen) == cuts * share_of_rank
         assert share_of_rank < 0.6 * sum(w.numel() for w in weights.values())
+    selection._Layer.of, DTensor.full_tensor = of, whole_again
 
 
 def fail_on_one_rank(kind: str) -> None:
     """Whatever goes wrong on the second rank only, both raise, and the model is as before."""
     rank = dist.get_rank()
     x, y = share(0, rank)
-    bad = {
-        "nan": [(x * float("nan"), y)] if rank else [(x, y)],
-        "ends": iter([(x, y)]) if rank else [(x, y)],
-        "loss": [(x, y[:-1])] if rank else [(x, y)],
-    }
-    for name, batches in bad.items():
-        if kind == "fsdp" and name == "loss":
-            batches = [(x, y)]
+    cases = [
+        ([(x * float("nan"), y)] if rank else [(x, y)], dp.gradients.cross_entropy),
+        (iter([(x, y)]) if rank else [(x, y)], dp.gradients.cross_entropy),
+        ([(x, y)], failing if rank else dp.gradients.cross_entropy),
+    ]
+    error, said = (ValueError, "") if rank else (collectives.RankError, "rank 1 failed with ValueError")
+    for batches, loss in cases:
         model = net(kind)
         before = {key: full(w.detach()).clone() for key, w in dp.mask.parameters(model).items()}
-        try:
-            dp.prune(model, batches, method="drive", sparsity=0.9, knobs={"cuts": 3}, progress=False,
-                     loss=failing if name == "loss" and rank else dp.gradients.cross_entropy)  # fmt: skip
-        except (ValueError, collectives.RankError) as error:
-            assert isinstance(error, ValueError if rank else collectives.RankError), error
-            assert rank or "rank 1 failed with ValueError" in str(error)
-        else:
-            raise AssertionError(f"{name}: no error")
+        with pytest.raises(error, match=said):
+            dp.prune(model, batches, loss=loss, sparsity=0.9, knobs={"cuts": 3}, progress=False)
         after = {key: full(w.detach()) for key, w in dp.mask.parameters(model).items()}
         assert all(torch.equal(after[key], before[key]) for key in before)
 
@@ -241,12 +324,8 @@ def nan_in_scores_of_one_rank() -> None:
     mesh = init_device_mesh("cpu", (2,))
     score = torch.rand(4, 3)
     score[3, 1] = float("nan")
-    try:
+    with pytest.raises((ValueError, collectives.RankError), match="NaN"):
         dp.keep_top({"a": sharded(score, mesh, [Shard(0)])}, None, 0.5)
-    except (ValueError, collectives.RankError) as error:
-        assert "NaN" in str(error)
-    else:
-        raise AssertionError("no error")
 
 
 def own_scores(model, mask, batches, *, loss, generator):
@@ -259,12 +338,8 @@ def own_scores(model, mask, batches, *, loss, generator):
 def differ() -> None:
     """Masks that would differ are an error; a rank that works alone may have its own."""
     rank = dist.get_rank()
-    try:
+    with pytest.raises(RuntimeError, match="different weights"):
         dp.prune(net("plain"), [share(0, rank)], method=own_scores, sparsity=0.9)
-    except RuntimeError as error:
-        assert "different weights" in str(error)
-    else:
-        raise AssertionError("no error")
     kept = dp.prune(net("plain"), [share(0, rank)], method="snip", sparsity=0.9, group="alone")
     expected = dp.prune(mlp(dtype=torch.float64), [share(0, rank)], method=own_snip, sparsity=0.9, group="alone")
     assert all(torch.equal(kept[name], expected[name]) for name in kept)

@@ -52,7 +52,7 @@ def among(group: Group) -> Iterator[None]:
 @contextmanager
 def joined(device: str) -> Iterator[None]:
     """Join the processes that torchrun has started, if it has: gloo on a CPU, nccl on GPUs, one for each rank."""
-    if not dist.is_available() or not dist.is_torchelastic_launched() or dist.is_initialized():
+    if launched() == 1 or dist.is_initialized():
         yield
         return
     on_gpu = torch.device(device).type == "cuda"
@@ -63,6 +63,12 @@ def joined(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def launched() -> int:
+    """How many processes torchrun has started; 1 if it has not."""
+    is_launched = dist.is_available() and dist.is_torchelastic_launched()
+    return int(os.environ["WORLD_SIZE"]) if is_launched else 1
 
 
 def ranks() -> dist.ProcessGroup | None:
@@ -93,6 +99,16 @@ def rank() -> int:
 def is_first() -> bool:
     """Whether this is the process that writes and speaks."""
     return rank() == 0
+
+
+def share_of(count: int, place: tuple[int, int]) -> slice:
+    """The share of `count` examples that rank `place[0]` of `place[1]` has; shares differ by one at most.
+
+    >>> [share_of(5, (rank, 2)) for rank in range(2)]
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    number, of = place
+    return slice(count * number // of, count * (number + 1) // of)
 
 
 # Sums and agreement.
@@ -196,7 +212,9 @@ def copy_first(tensors: Sequence[Tensor]) -> None:
     """Give tensors the values that they have on the first rank."""
     group = ranks()
     for tensor in tensors if group is not None else ():
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
+        moved = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.broadcast(moved, group=group, group_src=0)
+        tensor.copy_(moved)
 
 
 # Parts of tensors. Nothing can be sharded before torch's own module for it was imported, which takes a while.
