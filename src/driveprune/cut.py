@@ -202,6 +202,7 @@ def _along_the_path(
         seconds["scoring"] += time.perf_counter() - start
         scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
         mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive, costs=costs)
+        del scores  # before the next ones are made
         if not phase.revive:
             apply(model, mask)
     apply(model, mask)
