@@ -220,6 +220,8 @@ def fail_on_the_first(rank: int) -> None:
 def shuffle_and_reinitialise() -> None:
     """The sanity checks: a shuffled mask is that of one process; new weights are an error."""
     kept = dp.prune(net("fsdp"), [share(0, dist.get_rank())], method="magnitude", sparsity=0.9)
+    with pytest.raises(ValueError, match="needs the whole model and the whole mask"):
+        dp.save("net.safetensors", net("fsdp"), kept)
     shuffled = dp.pruner._shuffled(kept, 3)
     expected = dp.pruner._shuffled(dp.Mask({name: full(each) for name, each in kept.items()}), 3)
     assert all(torch.equal(full(shuffled[name]), each) for name, each in expected.items())

@@ -32,6 +32,7 @@ def both(folder, name):
 def assert_same_as(found, mask, model, about):
     for name, kept in mask.items():
         assert torch.equal(found[f"mask.{name}"], kept), (about, name)
+        assert not found[f"net.{name}"][~kept].any()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(found[f"net.{name}"], weight.detach(), rtol=1e-7, atol=1e-9)
 

@@ -247,10 +247,10 @@ class Batches:
 
 def crop_and_flip(x: Tensor, top: Tensor, left: Tensor, flipped: Tensor, padding: int) -> Tensor:
     """Each image with `padding` pixels of black around it, cut to size at (top, left); mirrored where `flipped`."""
-    count, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     rows = torch.arange(height, device=x.device) + top[:, None]
     columns = torch.arange(width, device=x.device)
     columns = torch.where(flipped[:, None], width - 1 - columns, columns) + left[:, None]
-    padded = F.pad(x, [padding] * 4).reshape(count, channels, -1)
-    places = (rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]).view(count, 1, -1)
+    padded = F.pad(x, [padding] * 4).flatten(2)
+    places = (rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]).flatten(1)[:, None]
     return padded.gather(2, places.expand(-1, channels, -1)).view(x.shape)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -302,7 +303,7 @@ def _histogram(places: list[_Layer], shift: int, prefix: int, wide: bool) -> Cou
 def _check_first(places: list[_Layer], histogram: Counts, count: int, wide: bool) -> None:
     edge = 0x10 if wide else 0x80  # the upper digits of -inf, inf and NaN lie on it or beyond
     if histogram[: edge + 1].any() or histogram[_BINS - edge :].any():
-        with together():
+        with together() if any(layer.groups for layer in places) else nullcontext():
             for piece in _pieces(places):
                 if not piece.score[piece.candidates].double().isfinite().all():
                     raise ValueError(f"the scores of {piece.name} hold NaN or infinity")
