@@ -29,9 +29,9 @@ from driveprune.collectives import full, local
 
 LAYERS, WIDTH = 24, 2048
 WEIGHTS = LAYERS * WIDTH * WIDTH
-CUTS = {"magnitude": 1, "random": 1, "snip": 1, "drive": 3, "grasp": 1}
-GRADIENTS = {"magnitude": 0, "random": 0, "snip": 1, "drive": 1, "grasp": 3}
-"""Gradients, each a forward and a backward pass, that a cut of a method takes where weights are sharded."""
+CUTS = {"magnitude": 1, "random": 1, "snip": 1, "drive": 3}
+GRADIENTS = {"magnitude": 0, "random": 0, "snip": 1, "drive": 1}
+"""Gradients, each a forward and a backward pass, that a cut of a method takes."""
 HISTOGRAMS = 2 * 65536 * 8
 """Bytes of the counts that a cut of float32 scores sums."""
 OWN_BYTES = 14
