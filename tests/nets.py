@@ -26,6 +26,14 @@ def mlp(seed: int = 0, dtype=torch.float32, bias: bool = True) -> nn.Sequential:
     return net.to(dtype)
 
 
+def without_norm(classes: int = 10, inputs: int = 1, size: int = 8) -> nn.Sequential:
+    """A small network for images, without batch statistics and without dropout."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(8 * (size // 2) ** 2, 32), nn.ReLU(), nn.Linear(32, classes),
+    )  # fmt: skip
+
+
 def convnet(seed: int = 0, dtype=torch.float32) -> nn.Sequential:
     """Convolutions, batch normalisation and dropout."""
     torch.manual_seed(seed)

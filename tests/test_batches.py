@@ -1,5 +1,6 @@
 import hashlib
 import json
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -333,3 +334,12 @@ def test_a_start_beyond_the_epoch_raises_at_once():
     assert list(batches.epoch(0, 0, 3)) == []
     with pytest.raises(ValueError, match="start must be from 0 to 3 batches, got 4"):
         batches.epoch(0, 0, 4)
+
+
+def test_the_shares_of_ranks_are_the_batches_of_one_process():
+    images = Images(torch.randint(256, (13, 3, 8, 8), dtype=torch.uint8), torch.arange(13))
+    whole = Batches(images, size=4, padding=2, flip=True, seed=5)
+    shares = [replace(whole, share=(rank, 3)) for rank in range(3)]
+    for (x, y), *parts in zip(whole.epoch(0, 1), *(each.epoch(0, 1) for each in shares), strict=True):
+        assert torch.equal(torch.cat([part[0] for part in parts]), x)
+        assert torch.equal(torch.cat([part[1] for part in parts]), y)

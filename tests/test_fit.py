@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import driveprune as dp
 from driveprune import datasets, recipes
 from driveprune.fit import Loader, Tensors, sources
-from tests.nets import same
+from tests.nets import batch, same
 
 DIGITS = datasets.load("digits")
 QUICK = recipes.scaled(recipes.get("demo-digits"), epochs=4)
@@ -144,3 +146,16 @@ def test_sources_of_a_data_set():
     assert len(training) == -(-1400 // 64)
     assert sum(len(y) for _, y in tests["holdout"].epoch(0, 0)) == 37
     assert sum(len(y) for _, y in tests["test"].epoch(0, 0)) == 360
+
+
+def test_the_shares_of_ranks_are_the_batches_of_one_process():
+    x, y = batch(11)
+    loader = [(x[:6], {"y": y[:6], "weight": 0.5}), (x[6:], {"y": y[6:], "weight": 0.5})]
+    for source in (Tensors(x, y, 4, seed=3), Loader(loader, seed=3)):
+        shares = [replace(source, share=(rank, 3)) for rank in range(3)]
+        assert [len(each) for each in shares] == [len(source)] * 3
+        for whole, *parts in zip(source.epoch(0, 1), *(each.epoch(0, 1) for each in shares), strict=True):
+            assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
+            assert {type(part[1]) for part in parts} == {type(whole[1])}
+        for whole, *parts in zip(source, *shares, strict=True):
+            assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])

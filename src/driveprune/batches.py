@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driveprune.collectives import share_of
 from driveprune.seeds import generator_for
 
 _CHUNK = 1 << 24
@@ -178,6 +179,7 @@ class Batches:
         padding: pixels of black on each side, of which a random crop cuts the image's size again.
         flip: mirror half of the images, at random.
         channels_last: the memory format of what comes out.
+        share: (rank, ranks): of each batch only this rank's share comes out.
 
     >>> some = Images(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.arange(5))
     >>> [len(y) for x, y in Batches(some, size=2).epoch(0, 0)]
@@ -194,6 +196,7 @@ class Batches:
     seed: int = 0
     device: torch.device | str = "cpu"
     channels_last: bool = False
+    share: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -225,12 +228,13 @@ class Batches:
         return torch.randperm(len(self.images), generator=generator_for(self.seed, "order", cycle, number))
 
     def _batch(self, chosen: Tensor, counter: tuple[int | str, ...]) -> tuple[Tensor, Tensor]:
-        chosen = chosen.to(self.images.y.device)
+        count, own = len(chosen), share_of(len(chosen), self.share)
+        chosen = chosen[own].to(self.images.y.device)
         x, y = self.images.pixels(chosen).to(self.device), self.images.y[chosen].to(self.device)
         if self.padding or self.flip:
             generator = generator_for(self.seed, "augment", *counter)
-            corners = torch.randint(2 * self.padding + 1, (2, len(x)), generator=generator).to(self.device)
-            flipped = torch.randint(2 if self.flip else 1, (len(x),), generator=generator).to(self.device)
+            corners = torch.randint(2 * self.padding + 1, (2, count), generator=generator)[:, own].to(self.device)
+            flipped = torch.randint(2 if self.flip else 1, (count,), generator=generator)[own].to(self.device)
             x = crop_and_flip(x, corners[0], corners[1], flipped.bool(), self.padding)
         return self._normalised(x), y
 
@@ -243,10 +247,10 @@ class Batches:
 
 def crop_and_flip(x: Tensor, top: Tensor, left: Tensor, flipped: Tensor, padding: int) -> Tensor:
     """Each image with `padding` pixels of black around it, cut to size at (top, left); mirrored where `flipped`."""
-    count, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     rows = torch.arange(height, device=x.device) + top[:, None]
     columns = torch.arange(width, device=x.device)
     columns = torch.where(flipped[:, None], width - 1 - columns, columns) + left[:, None]
-    padded = F.pad(x, [padding] * 4).reshape(count, channels, -1)
-    places = (rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]).view(count, 1, -1)
+    padded = F.pad(x, [padding] * 4).flatten(2)
+    places = (rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]).flatten(1)[:, None]
     return padded.gather(2, places.expand(-1, channels, -1)).view(x.shape)

@@ -11,14 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
 from typing import Any, Literal
+from zlib import crc32
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
 from driveprune import methods
+from driveprune.collectives import (
+    Group,
+    among,
+    counted,
+    from_first,
+    is_first,
+    is_same,
+    is_sharded,
+    size,
+    together,
+)
 from driveprune.gradients import cross_entropy, endless, same_generators, scoring
-from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of, flow
+from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of, positions
 from driveprune.mask import (
     Loss,
     Mask,
@@ -28,6 +41,7 @@ from driveprune.mask import (
     check_sparsity,
     empty_layers,
     everything,
+    group_of,
     kept_count,
     kept_weights,
     prunable,
@@ -60,6 +74,7 @@ def prune(
     budget: Budget = "weights",
     seed: int = 0,
     progress: Progress = True,
+    group: Group = None,
 ) -> Mask:
     """Cut a network to a sparsity, now: removed weights become zero, and the mask of what is kept is returned.
 
@@ -80,6 +95,8 @@ def prune(
         seed: for random scores and for loaders that draw at random.
         progress: show a progress bar on a terminal; or a function that is called with the number of each cut and
             of all cuts.
+        group: the processes that prune this network together, each with batches of its own: those of a process
+            group, "alone", or by default those of the model's DDP, else all if torch.distributed is at work.
 
     If anything goes wrong, the model is as it was before.
 
@@ -100,10 +117,11 @@ def prune(
         if mask is not None
         else everything(prunable(model, include=include, exclude=exclude, frozen=frozen))
     )
-    kept = cut(
-        model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
-        budget=budget, progress=progress,
-    )  # fmt: skip
+    with among(group or group_of(model)):
+        kept = cut(
+            model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
+            budget=budget, progress=progress,
+        )  # fmt: skip
     return Mask(kept, provenance(method, knobs, sparsity, seed, budget))
 
 
@@ -150,6 +168,7 @@ def cut(
             if is_last or len(empty_layers(kept)) > len(empty_layers(mask)):
                 with scoring(model, seed_for(seed, "example", *counter)) as plain:
                     check_paths(plain, kept, feed.example(plain, loss))
+            _check_same(kept)
         seconds["selection"] += time.perf_counter() - start - (seconds["scoring"] - scored)
         return kept
     except BaseException:
@@ -177,16 +196,32 @@ def _along_the_path(
         if _nothing_to_cut(mask, phase, reached, costs):
             continue
         start = time.perf_counter()
-        with scoring(model, seed_for(seed, "cut", *counter, number)) as plain:
+        with together(), scoring(model, seed_for(seed, "cut", *counter, number)) as plain:
             generator = generator_for(seed, "score", *counter, number)
             scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
         seconds["scoring"] += time.perf_counter() - start
         scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
         mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive, costs=costs)
+        del scores  # before the next ones are made
         if not phase.revive:
             apply(model, mask)
     apply(model, mask)
     return mask
+
+
+def _check_same(mask: Mask) -> None:
+    """An error if ranks have chosen different weights."""
+    if size() == 1:
+        return
+    checksum = 0
+    for kept in mask.values():
+        if not is_sharded(kept):
+            checksum = crc32(kept.contiguous().view(torch.uint8).cpu().numpy().data, checksum)
+    if not is_same(checksum):
+        raise RuntimeError(
+            "ranks have chosen different weights: their models differ, or the method's scores are not made of sums "
+            "over all ranks, as driveprune.gradients makes them"
+        )
 
 
 def check_budget(budget: Budget) -> Budget:
@@ -205,13 +240,13 @@ def _costs(model: nn.Module, mask: Mask, phase: Prune, feed: _Feed, loss: Loss, 
         raise ValueError(
             "a budget of multiply-adds needs batches: their first example shows how often weights are used"
         )
-    found = flow(model, everything(mask), example)
-    uncounted = [name for name in mask if name in found.uncounted or not found.positions.get(name)]
-    if uncounted:
+    found = positions(model, mask, example)
+    known = from_first(lambda: found)  # examples may be of other sizes on other ranks
+    if uncounted := [name for name in mask if not known.get(name)]:
         raise ValueError(
             f"the multiply-adds of {uncounted[0]} cannot be counted: exclude it, or use budget='weights'"
         )
-    return {name: found.positions[name] for name in mask}
+    return {name: known[name] for name in mask}
 
 
 def _nothing_to_cut(mask: Mask, phase: Prune, reached: float, costs: Mapping[str, float] | None) -> bool:
@@ -219,22 +254,22 @@ def _nothing_to_cut(mask: Mask, phase: Prune, reached: float, costs: Mapping[str
     if phase.revive:
         return False
     if costs is not None:
-        used = sum(costs[name] * int(kept.count_nonzero()) for name, kept in mask.items())
+        used = sum(costs[name] * count for name, count in counted(mask).items())
         return used <= (1 - reached) * sum(costs[name] * kept.numel() for name, kept in mask.items())
-    kept, size = kept_weights(mask), all_weights(mask)
-    if kept < kept_count(size, phase.path[-1]):
+    kept, weights = kept_weights(mask), all_weights(mask)
+    if kept < kept_count(weights, phase.path[-1]):
         raise ValueError(
-            f"the mask keeps {kept} of {size} weights, fewer than sparsity {phase.path[-1]} asks for: "
+            f"the mask keeps {kept} of {weights} weights, fewer than sparsity {phase.path[-1]} asks for: "
             "start from a denser mask"
         )
-    return phase.scope == "global" and kept <= kept_count(size, reached)
+    return phase.scope == "global" and kept <= kept_count(weights, reached)
 
 
 def _shown(path: tuple[float, ...], progress: Progress) -> Iterable[tuple[int, float]]:
     """The cuts, numbered; on a terminal with a progress bar."""
     if callable(progress):
         return _told(path, progress)
-    bar = progress and len(path) > 1 and Console(stderr=True).is_terminal
+    bar = progress and is_first() and len(path) > 1 and Console(stderr=True).is_terminal
     return track(list(enumerate(path)), "pruning", transient=True, disable=not bar)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from driveprune.collectives import from_first
 from driveprune.mask import Loss
 from driveprune.sparse import sparsify, write_back
 from driveprune.sparse.carry import carried
@@ -67,7 +68,7 @@ class Engine:
             return
         net, optimizer = sparsify(self._dense, mask, batch[0][:2], self._dense_optimizer, layers="sparse")
         if self.name == "auto":
-            self.speedup = self._seconds(self._dense, batch) / self._seconds(net, batch)
+            self.speedup = from_first(lambda: self._seconds(self._dense, batch) / self._seconds(net, batch))
             if self.speedup < PAYS:
                 self.used = "dense"
                 return

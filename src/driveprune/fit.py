@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from driveprune import methods, recipes
 from driveprune.batches import Batches, Data, split, subset
+from driveprune.collectives import rank, share_of, size
 from driveprune.cut import Budget, Progress
 from driveprune.engine import EngineName
-from driveprune.gradients import cross_entropy, generators_of
+from driveprune.gradients import batch_size, cross_entropy, generators_of
 from driveprune.mask import Loss
 from driveprune.progress import shown
 from driveprune.pruner import Pruner
@@ -57,6 +59,9 @@ def fit(
 ) -> Trained:
     """Train a network and prune it early, by a recipe; afterwards the model is the trained sparse network.
 
+    With several ranks, each has its share of every batch: the training is that of one process with the same recipe,
+    but for batch statistics, which each rank has of its own share.
+
     Args:
         model: the network, freshly built, on the device where it shall train.
         data: a `Data` of `driveprune.datasets`; or (training, test), each a pair of tensors (x, y) or a loader
@@ -86,6 +91,7 @@ def fit(
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     training, tests = sources(data, chosen, holdout=holdout, seed=seed, device=device, channels_last=channels_last)
+    training, tests = _shared(training), {name: _shared(source) for name, source in tests.items()}
     used_loss = loss or partial(cross_entropy, smoothing=chosen.label_smoothing)
     optimizer = chosen.make_optimizer(model)
     scheduler = chosen.make_scheduler(optimizer)
@@ -104,6 +110,13 @@ def fit(
             measure=measure, precision=precision, engine=engine, seed=seed, checkpoints=checkpoints, every=every,
             beginning=beginning, watch=watch or bar,
         )  # fmt: skip
+
+
+def _shared(source: Source) -> Source:
+    """The rank's own share of each batch of a source."""
+    kind: Any = source
+    shared: Source = replace(kind, share=(rank(), size()))
+    return shared
 
 
 def _recipe(recipe: Recipe | str | None, epochs: int | None) -> Recipe:
@@ -177,6 +190,8 @@ class Tensors:
     y: Tensor
     size: int
     seed: int | None
+    share: tuple[int, int] = (0, 1)
+    """(rank, ranks): of each batch only this rank's share comes out."""
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -194,7 +209,8 @@ class Tensors:
         if self.seed is not None:
             order = torch.randperm(len(self.x), generator=generator_for(self.seed, "order", cycle, number))
         for chosen in order[start * self.size :].split(self.size):  # type: ignore[no-untyped-call]
-            yield self.x[chosen], self.y[chosen]
+            own = chosen[share_of(len(chosen), self.share)]
+            yield self.x[own], self.y[own]
 
     def split(self, holdout: int) -> tuple[Tensors, Tensors]:
         """Training and held-out data, the same for every seed."""
@@ -214,13 +230,25 @@ class Loader:
 
     batches: Any
     seed: int | None
+    share: tuple[int, int] = (0, 1)
+    """(rank, ranks): of each batch only this rank's share comes out."""
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
         self._seed("epoch", "scoring", 0)
-        return iter(self.batches)
+        return map(self._own, self.batches)
+
+    def _own(self, batch: Any) -> Any:
+        """The rank's share of a batch: of every tensor in it that has as many rows as there are examples."""
+        if self.share == (0, 1):
+            return batch
+        count = batch_size(batch)
+        own = share_of(count, self.share)
+        return tree_map(
+            lambda leaf: leaf[own] if isinstance(leaf, Tensor) and leaf.shape[:1] == (count,) else leaf, batch
+        )
 
     def epoch(self, cycle: int | str, number: int, start: int = 0) -> Iterator[Any]:
         """The batches of one epoch from batch `start` on; those before are drawn and dropped."""
@@ -232,7 +260,7 @@ class Loader:
             if batch is self:
                 raise ValueError(f"the loader has {place} batches, but says that it has {len(self)}")
             if place >= start:
-                yield batch
+                yield self._own(batch)
 
     def _seed(self, *counter: str | int) -> None:
         """Seed the global generator, and at the start of an epoch those that the loader was given."""

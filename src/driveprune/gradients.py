@@ -1,10 +1,10 @@
-"""Gradients of the loss for scoring: averaged over batches, and without a trace in the model."""
+"""Gradients of the loss for scoring: averaged over batches and ranks, and without a trace in the model."""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Literal
@@ -17,6 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from driveprune import collectives
+from driveprune.collectives import is_sharded, local, placed, together
 from driveprune.mask import Loss, owners, parameters, unwrap
 
 
@@ -89,16 +91,16 @@ def gradients(
 
     "mean" treats the batches as one large batch: the mean of their gradients, weighted by their sizes.
     "squares" gives √Σ_b g_b², which is formed without squaring, so that nothing underflows. Half-precision
-    gradients are combined in float32.
+    gradients are combined in float32. With several ranks a batch is that of all ranks together, the same as one
+    process would have; the gradients of sharded parameters are sharded alike.
     """
     check_batches(count, combine)
     weights = _named(model, names)
     total: dict[str, Tensor] = {}
     examples = 0
     with differentiable(weights.values()):
-        for batch in islice(batches, count):
-            new = batch_size(batch)
-            own = dict(zip(weights, _gradient(model, list(weights.values()), batch, loss), strict=True))
+        for batch in _drawn(batches, count):
+            own, new = _over_ranks(model, weights, batch, loss)
             if not total:
                 total = {name: _at_least_float32(g) for name, g in own.items()}
             elif combine == "squares":
@@ -110,26 +112,106 @@ def gradients(
     return total
 
 
+def _drawn(batches: Iterator[Any], count: int) -> Iterator[Any]:
+    """The next `count` batches; if they end on one rank, all raise."""
+    batches = islice(batches, count)
+    while True:
+        with together():
+            batch = next(batches, batches)
+        if batch is batches:
+            return
+        yield batch
+
+
+def _over_ranks(
+    model: nn.Module, weights: Mapping[str, nn.Parameter], batch: Any, loss: Loss
+) -> tuple[dict[str, Tensor], int]:
+    """The gradient for a batch, of which each rank has a share, and the number of examples on all ranks."""
+    size = batch_size(batch)
+    (examples,) = collectives.total(size)
+    if any(is_sharded(weight) for weight in weights.values()):
+        return _sharded_gradient(model, weights, batch, loss, size * collectives.size() / examples), int(examples)
+    with together():
+        if size == 0 and examples:
+            own = [torch.zeros_like(weight) for weight in weights.values()]
+        else:
+            own = _gradient(model, list(weights.values()), batch, loss)
+    return collectives.mean(dict(zip(weights, own, strict=True)), size), int(examples)
+
+
+def _sharded_gradient(
+    model: nn.Module, weights: Mapping[str, nn.Parameter], batch: Any, loss: Loss, factor: float
+) -> dict[str, Tensor]:
+    """The gradient as `fully_shard` makes it: the mean over ranks, each of which multiplies its loss by a factor."""
+    try:
+        with together():
+            value = _finite(loss(model, batch), lambda: "its layers are sharded and were not searched")
+    except Exception:
+        collectives.reshard(model)
+        raise
+    found = backward(model, weights, value * factor)
+    plain = {name: g for name, g in found.items() if not is_sharded(g)}  # of parameters that are left out of sharding
+    return found | collectives.mean(plain, 1.0)
+
+
+def backward(model: nn.Module, weights: Mapping[str, nn.Parameter], value: Tensor) -> dict[str, Tensor]:
+    """Gradients by a backward pass as in training, which sharded parameters need; `.grad` is None afterwards.
+
+    Holds do not see it: the gradients of removed weights are found, too.
+    """
+    frozen = [name for name, weight in weights.items() if is_sharded(weight) and not weight.requires_grad]
+    if frozen:
+        raise ValueError(f"{frozen[0]} is frozen and sharded: its gradient is not known, leave it out")
+    known: dict[Any, Any] = {weight: weight._post_accumulate_grad_hooks for weight in weights.values()}
+    try:
+        for weight in known:
+            weight._post_accumulate_grad_hooks = None
+        value.sum().backward()  # type: ignore[no-untyped-call]
+        return {name: _taken(weight) for name, weight in weights.items()}
+    finally:
+        for weight, hooks in known.items():
+            weight._post_accumulate_grad_hooks = hooks
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def _taken(weight: nn.Parameter) -> Tensor:
+    """A weight's gradient, sharded as the weight is."""
+    if weight.grad is None:
+        return placed(torch.zeros_like(local(weight)), weight)
+    if not is_sharded(weight):
+        return weight.grad
+    known: Any = weight
+    found: Tensor = weight.grad.redistribute(known.device_mesh, known.placements)  # type: ignore[attr-defined]
+    return found.detach()
+
+
 def hessian_gradients(
     model: nn.Module, names: Iterable[str], batches: Iterator[Any], *, loss: Loss, count: int = 1
 ) -> dict[str, Tensor]:
-    """The Hessian of the loss times its gradient, H·g, both over the same `count` batches as one."""
-    drawn = list(islice(batches, count))
-    sizes = [batch_size(batch) for batch in drawn]
+    """The Hessian of the loss times its gradient, H·g, both over the same `count` batches as one.
+
+    Sharded parameters have no second derivatives: an error. (A difference of gradients at θ ± εg is no way out: where
+    a ReLU switches between the two points, its error is larger than the product.)
+    """
     names = list(names)
-    g = gradients(model, names, iter(drawn), loss=loss, count=count)
     weights = _named(model, names)
+    if any(is_sharded(weight) for weight in weights.values()):
+        raise ValueError("second derivatives are not to be had of sharded weights: cut before sharding, or under DDP")
+    drawn = list(_drawn(batches, count))
+    sizes = [batch_size(batch) for batch in drawn]
+    g = gradients(model, names, iter(drawn), loss=loss, count=count)
     product = {name: torch.zeros_like(g[name]) for name in names}
     # Fused attention kernels have no second derivative; the plain one has.
-    with differentiable(weights.values()), sdpa_kernel(SDPBackend.MATH):
-        for batch, size in zip(drawn, sizes, strict=True):
+    with together(), differentiable(weights.values()), sdpa_kernel(SDPBackend.MATH):
+        for batch, size in ((batch, size) for batch, size in zip(drawn, sizes, strict=True) if size):
             own = _gradient(model, list(weights.values()), batch, loss, twice=True)
             dot = sum(
                 ((o * g[name].to(o.dtype)).sum() for name, o in zip(names, own, strict=True)), torch.tensor(0.0)
             )
             for name, h in zip(names, _grad(dot, list(weights.values())), strict=True):
                 product[name].add_(h.to(product[name].dtype), alpha=size / sum(sizes))
-    return product
+    return collectives.mean(product, sum(sizes))
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
@@ -140,12 +222,17 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 def _gradient(
     model: nn.Module, weights: list[nn.Parameter], batch: Any, loss: Loss, twice: bool = False
 ) -> list[Tensor]:
-    value = loss(model, batch)
+    value = _finite(loss(model, batch), lambda: _first_bad_layer(model, batch, loss))
+    return _grad(value, weights, twice)
+
+
+def _finite(value: Any, where: Callable[[], str]) -> Tensor:
+    """A loss, or an error that says what is wrong with it."""
     if not (isinstance(value, Tensor) and value.numel() == 1):
         raise ValueError(f"loss must return a scalar tensor, got {_describe(value)}")
     if not value.isfinite():
-        raise ValueError(f"the loss is {value.item()} on a scoring batch; {_first_bad_layer(model, batch, loss)}")
-    return _grad(value, weights, twice)
+        raise ValueError(f"the loss is {value.item()} on a scoring batch; {where()}")
+    return value
 
 
 def _grad(value: Tensor, weights: list[nn.Parameter], twice: bool = False) -> list[Tensor]:

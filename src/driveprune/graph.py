@@ -9,15 +9,29 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from driveprune.collectives import is_sharded
 from driveprune.gradients import eager, evaluating, seeded
-from driveprune.mask import Loss, Mask, all_weights, check_fits, empty_layers, parameters, sparsity, unwrap
+from driveprune.mask import (
+    Loss,
+    Mask,
+    all_weights,
+    check_fits,
+    empty_layers,
+    everything,
+    owners,
+    parameters,
+    sparsity,
+    unwrap,
+)
 from driveprune.twin import Twin, mark
 
 _LARGEST = 1 << 28  # weights: above, a float64 copy only for a warning is too much to ask for
@@ -140,6 +154,40 @@ def flow(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> Flow:
     )
 
 
+def positions(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> dict[str, float]:
+    """How often each weight is multiplied for an example, by name; without those that cannot be counted.
+
+    A sharded model has no twin: it is run itself, by all ranks together.
+    """
+    if not any(map(is_sharded, mask.values())):
+        found = flow(model, everything(mask), example)
+        return {name: times for name, times in found.positions.items() if name not in found.uncounted}
+    sizes = {name: weight.numel() for name, weight in parameters(model).items()}
+    mode, inputs = _Counting({}, sizes), inputs_of(example)
+    with ExitStack() as hooks, torch.no_grad(), evaluating(model), eager(model):
+        for prefix, module in owners(model):
+            hooks.callback(module.register_forward_pre_hook(partial(mode.note, prefix)).remove)
+        with mode:
+            model(*inputs.args, **inputs.kwargs)
+    return mode.positions
+
+
+class _Counting(Twin):
+    """Counts multiplications while the network computes as ever; weights are known while their module runs."""
+
+    def note(self, prefix: str, module: nn.Module, _: Any) -> None:
+        for leaf, weight in module._parameters.items():
+            if weight is not None and prefix + leaf in self._sizes:
+                self._names[weight.untyped_storage().data_ptr()] = prefix + leaf
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        self._count(getattr(function, "__name__", "").strip("_"), args, kwargs or {}, output)
+        return output
+
+
 def _on_a_path(signal: Tensor, weights: Mapping[str, Tensor], mask: Mapping[str, Tensor], added: set[str]) -> Mask:
     chosen = [weights[name] for name in mask]
     found: tuple[Tensor | None, ...] = (None,) * len(chosen)
@@ -212,7 +260,7 @@ def check_paths(model: nn.Module, mask: Mapping[str, Tensor], example: Inputs | 
     """
     empty = empty_layers(mask)
     found = None
-    if example is not None and all_weights(mask) <= _LARGEST:
+    if example is not None and all_weights(mask) <= _LARGEST and not any(map(is_sharded, mask.values())):
         try:
             found = flow(model, mask, example)
         except Exception as error:  # the user's own code may refuse a float64 copy of itself

@@ -19,6 +19,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
+from driveprune.collectives import local, part
 from driveprune.mask import Mask, bits, check_fits, owners, zero_removed
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
@@ -186,11 +187,11 @@ Place = tuple[Optimizer, str] | None
 
 
 class _Keeper:
-    """One weight and its mask, as bits in the layouts in which it was needed so far."""
+    """One weight and its mask, as bits in the layouts in which it was needed so far; of both, this rank's part."""
 
     def __init__(self, weight: nn.Parameter, kept: Tensor) -> None:
         self.weight = weight
-        self.kept = kept.clone()
+        self.kept = part(kept, weight).clone()
         self.handle: Any = _Nothing()
         self._bits: dict[Any, Tensor] = {}
         self._loaded: dict[Place, Tensor] = {}
@@ -212,16 +213,16 @@ class _Keeper:
                 old = self.kept.to(tensor.device)
                 tensor.copy_(torch.where(old, tensor, values.to(tensor)))
         self.forget()
-        self.kept = kept.clone()
+        self.kept = part(kept, self.weight).clone()
         self._bits.clear()
         self._cleaned = None
 
     def _at(self, place: Place) -> Tensor | None:
         if place is None:
-            return self.weight.data
+            return local(self.weight.data)
         optimizer, key = place
         found = optimizer.state.get(self.weight, {}).get(key)
-        return found if isinstance(found, Tensor) else None
+        return local(found) if isinstance(found, Tensor) else None
 
     def take(self, weight: nn.Parameter) -> None:
         """Go over to another parameter object, which load_state_dict(assign=True) has put in the place."""
@@ -236,6 +237,7 @@ class _Keeper:
 
         A checkpoint is loaded in parts, in any order: if its mask comes last, its values are still there.
         """
+        tensor = local(tensor)
         values = tensor.detach().clone()
         self.clean(tensor)
         self._loaded.pop(place, None)
@@ -248,8 +250,10 @@ class _Keeper:
 
     def clean_gradient(self) -> None:
         """Mask the gradient, whoever has made it."""
-        gradient = self.weight.grad
-        if gradient is None or self._is_clean(gradient):
+        if self.weight.grad is None:
+            return
+        gradient = local(self.weight.grad)
+        if self._is_clean(gradient):
             return
         if gradient.is_sparse:
             self.weight.grad = _masked_sparse(gradient.coalesce(), self.kept.to(gradient.device))
@@ -268,6 +272,7 @@ class _Keeper:
 
     def clean(self, tensor: Tensor) -> None:
         """Set removed places to +0.0."""
+        tensor = local(tensor)
         layout = (tensor.element_size(), tensor.stride(), tensor.device)
         if layout not in self._bits:
             if len(self._bits) == 2:  # gradient and weight may differ; anything older has been moved or cast

@@ -9,12 +9,15 @@ from numbers import Real
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.swa_utils import AveragedModel
+
+from driveprune.collectives import counted, is_sharded, local, part, placed, reshard
 
 Scores = dict[str, Tensor]
 """Parameter name -> score of each weight; higher is kept."""
@@ -64,6 +67,11 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The processes that train a model together, if DDP knows them."""
+    return model.process_group if isinstance(model, DistributedDataParallel) else None
 
 
 def owners(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -132,6 +140,7 @@ def prunable(
 
 def _occurrences(model: nn.Module) -> Iterator[tuple[nn.Parameter, list[str], list[nn.Module]]]:
     """Each parameter with all its names and the modules that hold it (more than one where it is tied)."""
+    reshard(model)
     found: dict[nn.Parameter, tuple[list[str], list[nn.Module]]] = {}
     for prefix, module in owners(model):
         for leaf, parameter in module._parameters.items():
@@ -183,7 +192,11 @@ def _matching(patterns: tuple[str, ...], names: list[str]) -> set[str]:
 
 def everything(weights: Mapping[str, Tensor]) -> Mask:
     """The mask that keeps every weight."""
-    return Mask({name: torch.ones(w.shape, dtype=torch.bool, device=w.device) for name, w in weights.items()})
+    return Mask({name: placed(_ones(local(w)), w) for name, w in weights.items()})
+
+
+def _ones(like: Tensor) -> Tensor:
+    return torch.ones(like.shape, dtype=torch.bool, device=like.device)
 
 
 def check_sparsity(sparsity: float) -> float:
@@ -219,8 +232,14 @@ def check_fits(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, nn.Par
                 f"the mask does not fit the model: {name} has shape {tuple(weights[name].shape)}, "
                 f"its mask {tuple(kept.shape)}"
             )
+        if is_sharded(kept) and not (is_sharded(weights[name]) and _placement(kept) == _placement(weights[name])):
+            raise ValueError(f"the mask of {name} must be sharded as the weight is, or be a whole tensor")
         chosen[name] = weights[name]
     return chosen
+
+
+def _placement(tensor: Any) -> tuple[Any, Any]:
+    return tensor.device_mesh, tensor.placements
 
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -252,7 +271,8 @@ def apply(model: nn.Module, mask: Mapping[str, Tensor]) -> None:
     0.0
     """
     for name, weight in check_fits(model, mask).items():
-        zero_removed(weight.data, bits(mask[name], weight))
+        own = local(weight.data)
+        zero_removed(own, bits(part(mask[name], weight), own))
 
 
 @contextmanager
@@ -276,7 +296,7 @@ def restore(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None
 
 def kept_weights(mask: Mapping[str, Tensor]) -> int:
     """How many weights a mask keeps."""
-    return sum(int(kept.count_nonzero()) for kept in mask.values())
+    return sum(counted(mask).values())
 
 
 def all_weights(mask: Mapping[str, Tensor]) -> int:
@@ -295,4 +315,4 @@ def sparsity(mask: Mapping[str, Tensor]) -> float:
 
 def empty_layers(mask: Mapping[str, Tensor]) -> list[str]:
     """The names of the layers of which nothing is left."""
-    return [name for name, kept in mask.items() if not kept.any()]
+    return [name for name, count in counted(mask).items() if not count]

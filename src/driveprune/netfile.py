@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from driveprune.collectives import is_sharded
 from driveprune.files import TensorFile, open_tensors, write_tensors
 from driveprune.gaps import Gaps, decode, encode, entropy_bits
 from driveprune.mask import Mask, check_fits, owners
@@ -62,6 +63,8 @@ def save(
     """
     if values not in {"exact", "fp16"}:
         raise ValueError(f"values must be 'exact' or 'fp16', got {values!r}")
+    if any(map(is_sharded, mask.values())):
+        raise ValueError("the mask is sharded over ranks: a file needs the whole model and the whole mask")
     _check_zeros(model, mask)
     tensors: dict[str, Tensor] = {}
     layers: dict[str, dict[str, Any]] = {}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from driveprune import methods
+from driveprune.collectives import Group, among, full, is_sharded, part, placed
 from driveprune.cut import Budget, Progress, Seconds, check_budget, cut, provenance
 from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
@@ -23,6 +24,7 @@ from driveprune.mask import (
     check_fits,
     check_sparsity,
     everything,
+    group_of,
     parameters,
     prunable,
     restore,
@@ -41,7 +43,8 @@ class Pruner:
     Args:
         model, optimizer: what you train; several optimisers may be given as a list.
         batches: batches to score with, such as your data loader.
-        sparsity, method, knobs, loss, include, exclude, frozen, min_kept, budget, seed, progress: as for `prune`.
+        sparsity, method, knobs, loss, include, exclude, frozen, min_kept, budget, seed, progress, group: as for
+            `prune`.
         epochs: epochs of the training that ends with the sparse network, early epochs included. A method that
             trains several times (IMP) needs more: see the attribute `epochs`.
         steps_per_epoch: steps of the optimiser in one epoch.
@@ -83,6 +86,7 @@ class Pruner:
         seed: int = 0,
         progress: Progress = True,
         resume: Mapping[str, Any] | None = None,
+        group: Group = None,
     ) -> None:
         sparsity, seed = check_sparsity(sparsity), int(seed)
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -105,7 +109,7 @@ class Pruner:
         self.seconds = Seconds(float)
         """Where the time of the cuts went so far: "scoring" and "selection"."""
         self._model, self._batches, self._loss, self._scheduler = unwrap(model), batches, loss, scheduler
-        self._optimizers = listed(optimizer)
+        self._optimizers, self._group = listed(optimizer), group or group_of(model)
         self._min_kept, self._budget, self._seed, self._progress = min_kept, check_budget(budget), seed, progress
         self.cursor = 0
         """Which phase of the plan is under way."""
@@ -195,11 +199,12 @@ class Pruner:
         return values
 
     def _prune(self, phase: Prune) -> None:
-        kept = cut(
-            self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
-            counter=(self.cycle, self.cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
-            budget=self._budget, progress=self._progress, seconds=self.seconds,
-        )  # fmt: skip
+        with among(self._group):
+            kept = cut(
+                self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
+                counter=(self.cycle, self.cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
+                budget=self._budget, progress=self._progress, seconds=self.seconds,
+            )  # fmt: skip
         self._hold(kept, {})
 
     def _hold(self, mask: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -291,12 +296,15 @@ def _shuffled(mask: Mask, seed: int) -> Mask:
     shuffled = Mask(provenance=mask.provenance)
     for name, kept in mask.items():
         order = torch.randperm(kept.numel(), generator=generator_for(seed, "shuffle", name))
-        shuffled[name] = kept.reshape(-1)[order.to(kept.device)].view(kept.shape)
+        whole = full(kept).reshape(-1)[order.to(kept.device)].view(kept.shape)
+        shuffled[name] = placed(part(whole, kept), kept)
     return shuffled
 
 
 def _reinitialise(model: nn.Module, seed: int) -> None:
     """Draw all weights anew with the modules' own reset_parameters(); the outermost one counts."""
+    if any(map(is_sharded, model.parameters())):
+        raise ValueError("a sharded model cannot draw new weights: the modules' reset_parameters() know no shards")
     resets = list(_resets(model, "the model"))  # all of them, before the first one is called
     with seeded(model, seed_for(seed, "reinit")):
         for reset in resets:

@@ -4,12 +4,16 @@ Floats order as their bit patterns (negative ones after a flip of their bits), s
 to keep is found digit by digit: count the candidates by the upper 16 bits of their patterns, find the bin that
 holds the last one, count within that bin by the next 16 bits, and so on. Nothing is concatenated or sorted.
 On a CPU the passes are compiled loops; on other devices the same passes are tensor operations.
+
+Of scores that are sharded over ranks each rank counts its own part. The counts are summed, so all ranks find the same
+last score to keep, and no rank has all scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -18,6 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from driveprune.collectives import (
+    Groups,
+    box_of,
+    counted,
+    groups_of,
+    local,
+    part,
+    placed,
+    sum_over,
+    summed_over_parts,
+    together,
+)
 from driveprune.mask import Mask, Scores, all_weights, check_sparsity, kept_count
 
 Scope = Literal["global", "layer"] | Mapping[str, int]
@@ -48,6 +64,9 @@ def keep_top(
 
     Only weights that `mask` keeps are candidates (None: all), unless `revive=True`. Equal scores go by
     position: the earlier tensor, then the smaller logical index, whatever the memory format; -0.0 equals 0.0.
+
+    Scores that are DTensors may be sharded over ranks in any way in which each rank has a block: the choice is that
+    of one process with all scores, and the mask is sharded alike.
 
     Args:
         scores: name -> score, higher is kept; of any type (integers are compared as float64), on any device.
@@ -101,22 +120,17 @@ def _within(
     """The candidates of the highest score per cost whose costs fit into the budget; at least one."""
     each = {name: score.double() / costs[name] for name, score in scores.items()}
     budget = (1 - sparsity) * sum(costs[name] * score.numel() for name, score in scores.items())
-    best = Mask({name: torch.empty(s.shape, dtype=torch.bool, device=s.device) for name, s in each.items()})
-    places = [_Layer(name, score, candidates[name], best[name]) for name, score in each.items()]
+    places = _places(each, candidates)
     limit, left = _last_that_fits(places, costs, budget * (1 + 1e-12))
-    equal: dict[int, int] = {}
-
-    def above(piece: _Piece) -> None:
-        equal[piece.number] = piece.keep_above(limit, True)
-
-    _share(above, places)
-    for piece in _pieces(places):
-        fitting = min(equal[piece.number], int(left // costs[piece.name]))
-        piece.keep_equal(limit, fitting, True)
-        left -= fitting * costs[piece.name]
-        if fitting < equal[piece.number]:
+    equal = _keep_above(places, limit, True)
+    for layer, ties in _ties(places, equal):
+        fitting = min(ties, int(left // costs[layer.name]))
+        _keep_first(layer, fitting, ties, equal, limit, True)
+        left -= fitting * costs[layer.name]
+        if fitting < ties:
             break
-    return best if any(bool(kept.any()) for kept in best.values()) else _best(each, candidates, 1)
+    best = _mask_of(places)
+    return best if any(counted(best).values()) else _best(each, candidates, 1)
 
 
 def _last_that_fits(places: list[_Layer], costs: Mapping[str, float], budget: float) -> tuple[int, float]:
@@ -172,7 +186,7 @@ def _global(scores: Scores, candidates: Mapping[str, Tensor | None], count: int,
     free = dict(scores)
     while True:
         best = _best(free, candidates, count - sum(floor[name] for name in chosen)) if free else Mask()
-        short = [name for name, kept in best.items() if int(kept.count_nonzero()) < floor[name]]
+        short = [name for name, count in counted(best).items() if count < floor[name]]
         if not short:
             return Mask({name: chosen.get(name, best.get(name)) for name in scores})  # type: ignore[misc]
         for name in short:
@@ -180,27 +194,83 @@ def _global(scores: Scores, candidates: Mapping[str, Tensor | None], count: int,
 
 
 def _available(score: Tensor, candidates: Tensor | None) -> int:
-    return score.numel() if candidates is None else int(candidates.count_nonzero())
+    return score.numel() if candidates is None else counted({"": candidates})[""]
 
 
 def _best(scores: Scores, candidates: Mapping[str, Tensor | None], count: int) -> Mask:
     """The `count` best-scored candidates of all these tensors together."""
-    best = Mask({name: torch.empty(s.shape, dtype=torch.bool, device=s.device) for name, s in scores.items()})
-    places = [_Layer(name, score, candidates[name], best[name]) for name, score in scores.items()]
+    places = _places(scores, candidates)
     wide = any(not s.is_floating_point() or s.element_size() > 4 for s in scores.values())
-    limit, ties = _last_kept(places, count, wide)
+    limit, left = _last_kept(places, count, wide)
+    equal = _keep_above(places, limit, wide)
+    for layer, ties in _ties(places, equal):
+        used = min(left, ties)
+        _keep_first(layer, used, ties, equal, limit, wide)
+        left -= used
+    return _mask_of(places)
+
+
+def _places(scores: Scores, candidates: Mapping[str, Tensor | None]) -> list[_Layer]:
+    """Of every layer, the part that this rank has."""
+    return [_Layer.of(name, score, candidates[name]) for name, score in scores.items()]
+
+
+def _mask_of(places: list[_Layer]) -> Mask:
+    return Mask({layer.name: placed(layer.kept, layer.whole) for layer in places})
+
+
+def _keep_above(places: list[_Layer], limit: int, wide: bool) -> dict[str, list[int]]:
+    """Write which candidates lie above the limit; return how many lie on it, in each piece of each layer."""
     equal: dict[int, int] = {}
-
-    def above(piece: _Piece) -> None:
-        equal[piece.number] = piece.keep_above(limit, wide)
-
-    _share(above, places)
+    _share(lambda piece: equal.__setitem__(piece.number, piece.keep_above(limit, wide)), places)
+    by_layer: dict[str, list[int]] = {layer.name: [] for layer in places}
     for piece in _pieces(places):
-        used = min(ties, equal[piece.number])
-        if used:
-            piece.keep_equal(limit, used, wide)
-            ties -= used
-    return best
+        by_layer[piece.name].append(equal[piece.number])
+    return by_layer
+
+
+def _ties(places: list[_Layer], equal: Mapping[str, list[int]]) -> list[tuple[_Layer, int]]:
+    """The layers with candidates on the limit, and how many each has, on all ranks."""
+    own = {name: sum(counts) for name, counts in equal.items()}
+    found = summed_over_parts(own, {layer.name: layer.whole for layer in places})
+    return [(layer, int(found[layer.name])) for layer in places if found[layer.name]]
+
+
+def _keep_first(layer: _Layer, used: int, ties: int, equal: Mapping[str, list[int]], limit: int, wide: bool) -> None:
+    """Keep the first `used` of a layer's candidates on the limit, too, in the order of logical indices."""
+    own = sum(equal[layer.name])
+    left = own if used == ties else used if not layer.groups else _own_share(layer, used, limit, wide)
+    for piece, count in zip(_pieces([layer]), equal[layer.name], strict=True):
+        fitting = min(left, count)
+        if fitting:
+            piece.keep_equal(limit, fitting, wide)
+            left -= fitting
+
+
+def _own_share(layer: _Layer, used: int, limit: int, wide: bool) -> int:
+    """How many of the first `used` ties of a sharded layer this rank has: the end of the first ones is bisected."""
+    first = 0
+    found = []
+    for piece in _pieces([layer]):
+        found.append(piece.on(limit, wide) + first)
+        first += piece.score.numel()
+    places = _logical(torch.cat(found), layer.whole) if found else torch.zeros(0, dtype=torch.int64)
+    low, high = 0, layer.whole.numel()
+    while low < high:
+        middle = (low + high) // 2
+        before = sum_over(np.array([int((places <= middle).count_nonzero())]), layer.groups)
+        low, high = (low, middle) if int(before[0]) >= used else (middle + 1, high)
+    return int((places <= low).count_nonzero()) if used else 0
+
+
+def _logical(places: Tensor, whole: Tensor) -> Tensor:
+    """Indices in a rank's part as indices in the whole tensor."""
+    found, step = torch.zeros_like(places), 1
+    for (start, end), length in zip(reversed(box_of(whole)), reversed(whole.shape), strict=True):
+        found += (places % (end - start) + start) * step
+        places = places // (end - start)
+        step *= length
+    return found
 
 
 def _last_kept(places: list[_Layer], count: int, wide: bool) -> tuple[int, int]:
@@ -219,17 +289,24 @@ def _last_kept(places: list[_Layer], count: int, wide: bool) -> tuple[int, int]:
 
 
 def _histogram(places: list[_Layer], shift: int, prefix: int, wide: bool) -> Counts:
-    """Candidates whose digits above `shift` are `prefix`, counted by their digit at `shift`."""
-    counts = _share(lambda piece, own: piece.count(shift, prefix, wide, own), places, bins=True)
-    return sum(counts[1:], start=counts[0])
+    """Candidates whose digits above `shift` are `prefix`, counted by their digit at `shift`, on all ranks."""
+    found = np.zeros(_BINS, dtype=np.int64)
+    layers: dict[Groups, list[_Layer]] = {}
+    for layer in places:
+        layers.setdefault(layer.groups, []).append(layer)
+    for groups, some in layers.items():
+        counts = _share(lambda piece, own: piece.count(shift, prefix, wide, own), some, bins=True)
+        found += sum_over(sum(counts[1:], start=counts[0]), groups)
+    return found
 
 
 def _check_first(places: list[_Layer], histogram: Counts, count: int, wide: bool) -> None:
     edge = 0x10 if wide else 0x80  # the upper digits of -inf, inf and NaN lie on it or beyond
     if histogram[: edge + 1].any() or histogram[_BINS - edge :].any():
-        for piece in _pieces(places):
-            if not piece.score[piece.candidates].double().isfinite().all():
-                raise ValueError(f"the scores of {piece.name} hold NaN or infinity")
+        with together() if any(layer.groups for layer in places) else nullcontext():
+            for piece in _pieces(places):
+                if not piece.score[piece.candidates].double().isfinite().all():
+                    raise ValueError(f"the scores of {piece.name} hold NaN or infinity")
     if histogram.sum() < count:
         raise ValueError(
             f"{count} weights are to be kept, but only {histogram.sum()} are candidates: the mask is sparser "
@@ -238,19 +315,31 @@ def _check_first(places: list[_Layer], histogram: Counts, count: int, wide: bool
 
 
 class _Layer(NamedTuple):
+    """A layer's scores, candidates and what is kept: of each, the part that this rank has."""
+
     name: str
     score: Tensor
     candidates: Tensor | None
     kept: Tensor
+    whole: Tensor
+    """The scores of all ranks, if they are sharded over `groups`."""
+    groups: Groups
+
+    @classmethod
+    def of(cls, name: str, score: Tensor, candidates: Tensor | None) -> _Layer:
+        own = local(score)
+        kept = torch.empty(own.shape, dtype=torch.bool, device=own.device)
+        chosen = None if candidates is None else part(candidates, score)
+        return cls(name, own, chosen, kept, score, groups_of(score))
 
 
 def _pieces(places: list[_Layer]) -> Iterator[_Piece]:
     """All layers in pieces of a bounded size, numbered, in the order of logical indices."""
     number = 0
-    for name, score, candidates, kept in places:
+    for name, score, candidates, kept, *_ in places:
         tensors = (score, kept) if candidates is None else (score, kept, candidates.to(score.device))
-        for part in _split(*tensors):
-            yield _Piece(number, name, *part)
+        for some in _split(*tensors):
+            yield _Piece(number, name, *some)
             number += 1
 
 
@@ -262,8 +351,8 @@ def _split(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tensors
     else:
         rows = max(1, _PIECE * len(tensors[0]) // tensors[0].numel())
-        for part in zip(*(tensor.split(rows) for tensor in tensors), strict=True):  # type: ignore[no-untyped-call]
-            yield from _split(*(tensor[0] if len(tensor) == 1 else tensor for tensor in part))
+        for some in zip(*(tensor.split(rows) for tensor in tensors), strict=True):  # type: ignore[no-untyped-call]
+            yield from _split(*(tensor[0] if len(tensor) == 1 else tensor for tensor in some))
 
 
 def _share(work: Callable[..., None], places: list[_Layer], bins: bool = False) -> list[Counts]:
@@ -325,6 +414,11 @@ class _Piece:
             return int(_keep_above_cpu(*arrays, kind(limit), _sign(kind)))
         return _keep_above_any(raw, candidates, kept, limit)
 
+    def on(self, limit: int, wide: bool) -> Tensor:
+        """Where candidates lie on the limit."""
+        equal = (_ordered_any(self.raw(wide)) == _signed(limit, wide)) & self.candidates
+        return equal.nonzero().view(-1)
+
     def keep_equal(self, limit: int, places: int, wide: bool) -> None:
         """Keep the first `places` candidates on the limit, too."""
         raw, candidates, kept = self.raw(wide), self.candidates, self._kept.view(-1)
@@ -333,8 +427,7 @@ class _Piece:
             arrays = _array(raw, kind), _array(candidates, np.uint8), _array(kept, np.uint8)
             _keep_equal_cpu(*arrays, kind(limit), places, _sign(kind))
         else:
-            equal = (_ordered_any(raw) == _signed(limit, wide)) & candidates
-            kept[equal.nonzero().view(-1)[:places]] = True
+            kept[self.on(limit, wide)[:places]] = True
 
 
 def _check_pairs(scores: Scores, mask: Mapping[str, Tensor] | None) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from driveprune import collectives
 from driveprune.cut import Progress, Seconds
 from driveprune.engine import Engine, EngineName
-from driveprune.gradients import cross_entropy, evaluating
-from driveprune.mask import Loss, Mask, buffers, restore, sparsity
+from driveprune.gradients import batch_size, cross_entropy, evaluating
+from driveprune.mask import Loss, Mask, buffers, group_of, parameters, restore, sparsity
 from driveprune.plan import Prune, Rewind, Train, total_steps
 from driveprune.pruner import Pruner
 from driveprune.seeds import seed_for
@@ -121,14 +122,16 @@ def right(model: nn.Module, batch: Any) -> Tensor:
 
 @torch.no_grad()
 def measured(model: nn.Module, data: Source, measure: Measure = right) -> float:
-    """The mean of a measure over data, in evaluation mode."""
+    """The mean of a measure over the data of all ranks, in evaluation mode."""
     total, count = 0.0, 0
     with evaluating(model):
         for batch in data.epoch(0, 0):
-            values = measure(model, batch)
-            total += float(values.double().sum())
-            count += values.numel()
-    return total / count
+            if batch_size(batch):  # a rank's share may be empty
+                values = measure(model, batch)
+                total += float(values.double().sum())
+                count += values.numel()
+    total, all_values = collectives.total(total, count)
+    return total / all_values
 
 
 def train(
@@ -167,7 +170,15 @@ def train(
         beginning: where the dense first steps are kept that other trainings have in common with this one.
         watch: called after each step, and before anything that takes longer.
 
+    With several ranks, `data` and `tests` are this rank's share of each batch. Gradients, losses and buffers are
+    averaged over all examples at every step, so that all ranks stay the same; the first one keeps the checkpoints and
+    is watched.
+
     """
+    if collectives.size() > 1:
+        _check_plain(model, beginning)
+        checkpoints = None if checkpoints is None else _OfFirst(checkpoints)
+        watch = watch if collectives.is_first() else lambda _: None
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     if precision not in _DTYPES:
         raise ValueError(f"precision must be {', '.join(_DTYPES)}, got {precision!r}")
@@ -186,6 +197,30 @@ def train(
     finally:
         training.release()
     return Trained(training.pruner.mask, training.rows, dict(training.seconds), chosen.used, chosen.speedup)
+
+
+def _check_plain(model: nn.Module, beginning: Beginning | None) -> None:
+    """An error for what several ranks cannot train here."""
+    if group_of(model) is not None:
+        raise ValueError("gradients are averaged over ranks here: pass the module inside the DDP")
+    if any(collectives.is_sharded(parameter) for parameter in model.parameters()):
+        raise ValueError("a sharded model needs a loop of its own: use driveprune.Pruner there")
+    if beginning is not None:
+        raise ValueError("a beginning that trainings have in common is for one process")
+
+
+@dataclass
+class _OfFirst:
+    """States that the first of several ranks keeps, and tells the others of."""
+
+    checkpoints: Checkpoints
+
+    def load(self) -> State | None:
+        return collectives.from_first(self.checkpoints.load)
+
+    def save(self, state: State) -> None:
+        if collectives.is_first():
+            self.checkpoints.save(state)
 
 
 class _Training:
@@ -240,6 +275,7 @@ class _Training:
         beginning: Beginning | None,
     ) -> None:
         """Make the pruner, which does what comes before any training, or go on from what is kept."""
+        collectives.copy_first([*parameters(self._model).values(), *buffers(self._model).values()])
         state = None if checkpoints is None else checkpoints.load()
         self._watch(Moment(0, 0, "starting" if state is None else "resuming", self.rows))
         self._pruner = make_pruner(None if state is None else state["pruner"], self._tell_cut)
@@ -341,20 +377,41 @@ class _Training:
     def _step(self, batch: Any) -> None:
         """One step of the optimiser."""
         with self._timed("early training" if self.pruner.cuts_left else "training"):
-            torch.manual_seed(seed_for(self._seed, "step", self.pruner.cycle, self.pruner.cycle_step))
+            counter = (self.pruner.cycle, self.pruner.cycle_step, *((rank,) if (rank := collectives.rank()) else ()))
+            torch.manual_seed(seed_for(self._seed, "step", *counter))
             if self.pruner.held is not None:
                 self._engine.begin(self.pruner.mask, batch)
             self._engine.follow()
             self._engine.optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-                loss = self._loss(self._engine.model, batch)
-            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            loss = self._backward(batch) if collectives.size() == 1 else self._backward_over_ranks(batch)
             self._scaler.step(self._engine.optimizer)
             self._scaler.update()
-            self._losses += loss.detach()
+            self._losses += loss
             self._batches_done += 1
             self._steps_done += 1
         self._say("early training" if self.pruner.cuts_left else "training")
+
+    def _backward(self, batch: Any) -> Tensor:
+        """The loss of a batch, and its gradients."""
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+            loss = self._loss(self._engine.model, batch)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _backward_over_ranks(self, batch: Any) -> Tensor:
+        """The same for a batch of which each rank has a share, which may be empty: means over all its examples."""
+        examples = batch_size(batch)
+        loss = examples * float(self._backward(batch)) if examples else 0.0
+        weights = list(self._engine.model.parameters())
+        all_examples, all_loss, *used = collectives.total(examples, loss, *(w.grad is not None for w in weights))
+        share = examples / all_examples
+        known = buffers(self._engine.model)
+        restore(known, dict(zip(known, _averaged(list(known.values()), share), strict=True)))
+        trained = [weight for weight, times in zip(weights, used, strict=True) if times]
+        found = _averaged([torch.zeros_like(w) if w.grad is None else w.grad for w in trained], share)
+        for weight, gradient in zip(trained, found, strict=True):
+            weight.grad = torch.empty_like(weight).copy_(gradient)
+        return torch.tensor(all_loss / all_examples)
 
     def _tell_pruner(self) -> None:
         """Let the pruner do what the plan has for this moment, and charge the time of a cut."""
@@ -415,6 +472,20 @@ class _Training:
         self.seconds[work] += time.perf_counter() - start
         if pruning and work in {"loading", "early training"}:
             self.seconds["pruning"] += time.perf_counter() - start
+
+
+def _averaged(tensors: list[Tensor], share: float) -> list[Tensor]:
+    """The mean of each tensor over ranks, in which this one has a share; in one sum. Whole numbers are rounded."""
+    if not tensors:
+        return []
+    dtype = torch.float32 if all(t.dtype == torch.float32 for t in tensors) else torch.float64
+    row = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
+    mean = collectives.summed(row * share)
+    parts = mean.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
+    return [
+        (part if tensor.is_floating_point() else part.round()).view(tensor.shape).to(tensor.dtype)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
 
 
 def _match_layouts(optimizer: Optimizer) -> None:

@@ -61,7 +61,7 @@ class Twin(TorchFunctionMode):
     path of weights, but an influence all the same.
     """
 
-    def __init__(self, names: Mapping[int, str], sizes: Mapping[str, int], *, mixing: bool = False) -> None:
+    def __init__(self, names: dict[int, str], sizes: Mapping[str, int], *, mixing: bool = False) -> None:
         super().__init__()
         self._names, self._sizes, self._mixing = names, sizes, mixing
         self.positions: dict[str, float] = {}

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from driveprune import collectives
 from driveprune.cli.app import app, print_json, with_own_code
 from driveprune.cli.options import (
     AsJson,
@@ -83,7 +84,10 @@ def run(
     spec: Annotated[Path | None, typer.Option(help="repeat the run of this spec.json exactly")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train, prune and train on: one run. Killed or stopped, the same command goes on where it was."""
+    """Train, prune and train on: one run. Killed or stopped, the same command goes on where it was.
+
+    Under torchrun, all its processes do the run together: each has its share of every batch.
+    """
     if spec is not None:
         wanted = Spec.from_json(read_json(spec))
         loaded = load_data(wanted.recipe.data, data_dir, wanted.size)
@@ -92,15 +96,18 @@ def run(
         loaded = load_data(chosen.data, data_dir, size)
         wanted = make_spec(
             chosen, loaded, method=method, sparsity=sparsity, seed=seed, knobs=knobs_of(knob), check=check,
-            budget=cast(Budget, budget), holdout=holdout, size=size,
+            budget=cast(Budget, budget), holdout=holdout, size=size, ranks=collectives.launched(),
             **machine(threads, device, precision, channels_last),
         )  # fmt: skip
     try:
-        with shown(wanted.id.rpartition("-")[0]) as watch:
+        with collectives.joined(wanted.device), shown(wanted.id.rpartition("-")[0], collectives.is_first()) as watch:
             result = carry_out(runs, wanted, loaded, every=every, engine=engine_of(engine), watch=watch)
+            speaks = collectives.is_first()
     except KeyboardInterrupt:
         Console(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
         raise typer.Exit(130) from None
+    if not speaks:
+        return
     if as_json:
         print_json({**result, "folder": str(runs / wanted.id)})
     else:
@@ -141,6 +148,8 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Run a grid: methods × sparsities × seeds. What is done is skipped, what was killed goes on."""
+    if collectives.launched() > 1:
+        raise ValueError("a sweep starts processes of its own, see --jobs: torchrun is for driveprune run")
     chosen = recipe_of(recipe, kind, data, model, epochs, width, images, test_images)
     loaded = load_data(chosen.data, data_dir, size)
     specs = grid(

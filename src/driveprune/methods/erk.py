@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from driveprune.collectives import counted
 from driveprune.mask import all_weights, kept_count
 from driveprune.methods.random import score
 from driveprune.plan import Plan, Prune, Train, early
@@ -25,7 +26,7 @@ def allocation(mask: Mapping[str, Tensor], sparsity: float) -> dict[str, int]:
     {'a': 92, 'b': 918}
     """
     count = kept_count(all_weights(mask), sparsity)
-    room = {name: int(kept.count_nonzero()) for name, kept in mask.items()}
+    room = counted(mask)
     full: set[str] = set()
     while True:
         wanted = {name: sum(kept.shape) for name, kept in mask.items() if name not in full}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from driveprune.mask import Loss, Scores
 from driveprune.plan import Plan, Prune, Train, early
+from driveprune.seeds import uniform
 
 
 def score(
@@ -20,8 +21,8 @@ def score(
     loss: Loss,
     generator: torch.Generator,
 ) -> Scores:
-    """Uniform random numbers, the same for the same seed on every device."""
-    return {name: torch.rand(kept.shape, generator=generator).to(kept.device) for name, kept in mask.items()}
+    """Uniform random numbers, the same for the same seed on every device and for any number of ranks."""
+    return {name: uniform(kept, generator) for name, kept in mask.items()}
 
 
 def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: float = 0.0) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from driveprune.gradients import evaluating
+from driveprune.collectives import from_first, is_sharded, local
+from driveprune.gradients import backward, evaluating
 from driveprune.graph import example_of, total
 from driveprune.mask import Loss, Scores, parameters, unwrap
 from driveprune.plan import Plan, Prune, Train, early
@@ -35,7 +37,10 @@ def score(
     """
     model = unwrap(model)
     inputs = example_of(model, next(batches), loss)
-    args, kwargs = tree_map(_ones, (inputs.args, inputs.kwargs))
+    first = from_first(lambda: (inputs.args, inputs.kwargs))  # texts may be of other lengths on other ranks
+    if any(is_sharded(p) for p in model.parameters()):
+        return _sharded_score(model, mask, first)
+    args, kwargs = tree_map(partial(_ones, like=next(model.parameters()), dtype=torch.float64), first)
     flowing = {p: p.detach().double().abs().requires_grad_() for p in model.parameters()}
     state = {name: flowing[p] for name, p in model.named_parameters()}
     state |= {name: b.double() if b.is_floating_point() else b for name, b in model.named_buffers()}
@@ -50,9 +55,30 @@ def score(
     }
 
 
-def _ones(leaf: Any) -> Any:
-    is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
-    return torch.ones_like(leaf, dtype=torch.float64) if is_float else leaf
+@torch.no_grad()
+def _sharded_score(model: nn.Module, mask: Mapping[str, Tensor], inputs: Any) -> Scores:
+    """The same in the parameters' own precision: a sharded model cannot be called with other parameters."""
+    weights = parameters(model)
+    like = local(next(iter(weights.values())))
+    args, kwargs = tree_map(partial(_ones, like=like, dtype=like.dtype), inputs)
+    values = {name: local(weight).clone() for name, weight in weights.items()}
+    try:
+        for weight in weights.values():
+            local(weight).abs_()
+        with evaluating(model), torch.enable_grad():
+            found = backward(model, {name: weights[name] for name in mask}, total(model(*args, **kwargs)))
+        return {name: (g * weights[name].detach()).abs_() for name, g in found.items()}
+    finally:
+        for name, weight in weights.items():
+            local(weight).copy_(values[name])
+
+
+def _ones(leaf: Any, like: Tensor, dtype: torch.dtype) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return (
+        torch.ones_like(leaf, dtype=dtype, device=like.device) if leaf.is_floating_point() else leaf.to(like.device)
+    )
 
 
 def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: float = 0.0, cuts: int = 100) -> Plan:

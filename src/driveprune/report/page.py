@@ -373,6 +373,7 @@ def _conditions(group: Group) -> str:
     """What else of the specs of a group decides the bits of a result."""
     spec = group.spec
     words = [f"{spec['threads']} thread{'' if spec['threads'] == 1 else 's'}", spec["device"], spec["precision"]]
+    words += [f"{spec['ranks']} ranks"] if "ranks" in spec else []
     words += ["channels last"] if spec["channels_last"] else []
     words += [f"{spec['holdout']:,} images held out"] if spec["holdout"] else []
     return ", ".join([*words, f"data {spec['fingerprint'][:12]}"])
@@ -427,7 +428,9 @@ def _run(run: Run) -> dict[str, Any]:
 def _command(run: Run) -> str:
     """What does the run again, elsewhere: a run that is done is not done again in its own store."""
     spec = "spec.json" if run.standing == "missing" else str(run.path / "spec.json")  # the one below, to download
-    return f"driveprune run --spec {shlex.quote(spec)} --runs repeated"
+    ranks = run.spec.get("ranks", 1)
+    start = "driveprune" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m driveprune"
+    return f"{start} run --spec {shlex.quote(spec)} --runs repeated"
 
 
 def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:

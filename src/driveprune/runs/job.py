@@ -15,10 +15,10 @@ from typing import Any
 
 import numba
 import torch
-from filelock import Timeout
+from filelock import FileLock, Timeout
 from torch import nn
 
-from driveprune import models
+from driveprune import collectives, models
 from driveprune.batches import Data
 from driveprune.engine import EngineName
 from driveprune.files import write_atomically, write_json
@@ -47,6 +47,8 @@ def carry_out(
 ) -> dict[str, Any]:
     """Do a run, or go on with it, or do nothing if it is done; what came of it is returned.
 
+    If the spec says so, several ranks call this together; the first one reads and writes the run's folder.
+
     Args:
         root: the folder of all runs.
         spec: what the run is.
@@ -63,17 +65,28 @@ def carry_out(
     for name, code in ((spec.recipe.model, spec.model_code), (spec.method, spec.method_code)):
         if code and code != code_of(name):
             raise ValueError(f"the code of {name} is not that of the run {spec.id}: it has changed")
-    folder = open_run(root, spec)
+    if spec.ranks != collectives.size():
+        raise ValueError(
+            f"the run {spec.id} is for {spec.ranks} processes, got {collectives.size()}: "
+            f"use torchrun --nproc-per-node {spec.ranks}"
+        )
+    folder = root / spec.id
     lock = lock_of(folder)
+    try:
+        done = collectives.from_first(lambda: _opened(root, spec, lock, wait))
+        return _carried_out(root, folder, spec, data, share, every, engine, watch) if done is None else done
+    finally:
+        lock.release()
+
+
+def _opened(root: Path, spec: Spec, lock: FileLock, wait: bool) -> dict[str, Any] | None:
+    """Take the lock of a run; what came of it if it is done."""
+    folder = open_run(root, spec)
     try:
         lock.acquire(timeout=-1 if wait else 3)  # who only looks at the store holds it for a moment
     except Timeout:
         raise BlockingIOError(f"another process is working on {folder}") from None
-    try:
-        done = result_of(folder)
-        return _carried_out(root, folder, spec, data, share, every, engine, watch) if done is None else done
-    finally:
-        lock.release()
+    return result_of(folder)
 
 
 def _carried_out(
@@ -86,7 +99,7 @@ def _carried_out(
     engine: EngineName,
     watch: Watch,
 ) -> dict[str, Any]:
-    (folder / "error.txt").unlink(missing_ok=True)
+    collectives.from_first(lambda: (folder / "error.txt").unlink(missing_ok=True))
     checkpoints = FolderCheckpoints(folder)
     told = _Status(folder, watch)
     beginning = SharedBeginning(root / "beginnings" / spec.beginning, wait=told.wait) if share else None
@@ -94,14 +107,16 @@ def _carried_out(
         with _threads(spec.threads):
             model = build_model(spec, data)
             trained = _train(model, spec, data, checkpoints, every, beginning, engine, told)
-            result = _result(folder, spec, data, model, trained)
+            result = collectives.from_first(lambda: _result(folder, spec, data, model, trained))
     except Exception:
-        write_atomically(folder / "error.txt", traceback.format_exc().encode("utf-8", "replace"))
+        if not (folder / "error.txt").exists():  # the rank that failed first tells why
+            write_atomically(folder / "error.txt", traceback.format_exc().encode("utf-8", "replace"))
         raise
     finally:
         if beginning is not None:
             beginning.release()
-    checkpoints.clear()
+    if collectives.is_first():
+        checkpoints.clear()
     return result
 
 

@@ -49,6 +49,9 @@ class Spec:
     size: int | None = None
     """Pixels to which the images of a folder are resized."""
     threads: int = 1
+    """Of each process."""
+    ranks: int = 1
+    """Processes that do the run together, each with its share of every batch; the last bits depend on it."""
     device: str = "cpu"
     precision: Precision = "fp32"
     channels_last: bool = False
@@ -87,6 +90,8 @@ class Spec:
         plain = {**asdict(self), "recipe": self.recipe.to_json()}
         if self.budget == "weights":
             del plain["budget"]  # so that runs from before there was a choice keep their ids
+        if self.ranks == 1:
+            del plain["ranks"]
         known: dict[str, Any] = json.loads(json.dumps(plain))
         return known
 
@@ -94,7 +99,7 @@ class Spec:
     def from_json(cls, content: Mapping[str, Any]) -> Spec:
         """The spec that `to_json` has written."""
         known = {item.name for item in fields(cls)}
-        if odd := sorted((content.keys() | {"budget"}) ^ known):
+        if odd := sorted((content.keys() | {"budget", "ranks"}) ^ known):
             raise ValueError(f"this is no spec of this version of driveprune: {odd[0]!r} is not in both")
         spec = cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
         spec.check_values()
@@ -109,15 +114,17 @@ class Spec:
                 raise TypeError(f"{name} must be a word, got {value!r}")
         if not isinstance(self.official, bool) or not isinstance(self.channels_last, bool):
             raise TypeError(f"official and channels_last must be true or false, got {self.official!r}")
-        if type(self.seed) is not int or type(self.threads) is not int or type(self.holdout) is not int:
-            found = f"{self.seed!r}, {self.threads!r}, {self.holdout!r}"
-            raise TypeError(f"seed, threads and holdout must be whole numbers, got {found}")
+        numbers = self.seed, self.threads, self.holdout, self.ranks
+        if any(type(number) is not int for number in numbers):
+            found = ", ".join(map(repr, numbers))
+            raise TypeError(f"seed, threads, holdout and ranks must be whole numbers, got {found}")
         check_sparsity(self.sparsity)
         check_budget(self.budget)
         if self.check not in CHECKS:
             raise ValueError(f"check must be one of {', '.join(CHECKS[1:])}, got {self.check!r}")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        for name in ("threads", "ranks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be {', '.join(PRECISIONS)}, got {self.precision!r}")
         if not isinstance(self.knobs, Mapping):
@@ -145,6 +152,7 @@ def make_spec(
     holdout: int = 0,
     size: int | None = None,
     threads: int = 1,
+    ranks: int = 1,
     device: str = "cpu",
     precision: Precision = "fp32",
     channels_last: bool = False,
@@ -161,7 +169,7 @@ def make_spec(
     spec = Spec(
         recipe=replace(recipe, sparsities=(), knobs={}), method=method, sparsity=sparsity, seed=int(seed),
         knobs=resolved, check=check, budget="weights" if method == DENSE else budget, holdout=holdout, size=size,
-        threads=threads, device=str(device),
+        threads=threads, ranks=ranks, device=str(device),
         precision=precision, channels_last=channels_last, fingerprint=data.fingerprint, official=data.official,
         model_code="" if recipe.model in models.names() else code_of(recipe.model),
         method_code="" if method in {DENSE, *methods.names()} else code_of(method),
