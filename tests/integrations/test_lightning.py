@@ -378,6 +378,20 @@ def test_only_a_part(tmp_path):
     assert net.generator[0].weight.all()
 
 
+@pytest.mark.parametrize("method", ["synflow", "grasp"])
+def test_a_module_whose_training_step_calls_a_part(method, tmp_path):
+    class Around(Classifier):
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    with pytest.raises(ValueError, match="the loss does not call the model itself"):
+        trainer(callback(method), tmp_path).fit(Around(), loader())
+    net, prune = Around(), callback(method, part="net")
+    trainer(prune, tmp_path).fit(net, loader())
+    assert list(prune.mask) == ["0.weight", "2.weight", "4.weight"]
+    assert removed_are_zero(net.net, prune.mask)
+
+
 def test_manual_optimisation_needs_a_loss(tmp_path):
     with pytest.raises(ValueError, match="with manual optimisation your training_step moves weights.*pass loss="):
         trainer(callback(), tmp_path).fit(Gan(), loader())
