@@ -77,5 +77,6 @@ def test_language_model(tmp_path):
     assert reached == 0.8
 
 
+@pytest.mark.slow
 def test_preview(tmp_path):
-    assert "effective sparsity" in printed("preview", tmp_path)
+    assert "699,056 weights and 35,046,656 multiply-adds" in printed("preview", tmp_path)
