@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from driveprune.gradients import batch_size, cross_entropy, endless, gradients, scoring
 from tests.nets import Recurrent, batch, convnet, images, mlp, sequences
@@ -110,6 +111,31 @@ def test_recurrent_dropout_is_off_while_scoring():
     with scoring(net, 0):
         assert torch.equal(net(sequences()[0]), net(sequences()[0]))
     assert net.lstm.dropout == 0.3
+
+
+class Checkpointed(nn.Module):
+    """Dropout as a module and as a function, inside what is computed again in the backward pass."""
+
+    def __init__(self, checkpointed):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+        self.checkpointed = checkpointed
+
+    def _forward(self, x):
+        return F.dropout(self.net(x).tanh(), 0.5, self.training)
+
+    def forward(self, x):
+        return checkpoint(self._forward, x, use_reentrant=False) if self.checkpointed else self._forward(x)
+
+
+def test_dropout_is_off_in_what_checkpointing_computes_again():
+    nets = [Checkpointed(False), Checkpointed(True)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    found = []
+    for net in nets:
+        with scoring(net, seed=0) as plain:
+            found.append(gradients(plain, ["net.0.weight"], iter([batch()]), loss=cross_entropy)["net.0.weight"])
+    assert torch.equal(*found)
 
 
 def test_replaced_buffers_come_back():

@@ -220,3 +220,14 @@ def test_including_a_frozen_weight_needs_frozen():
     with pytest.raises(ValueError, match="frozen=True"):
         dp.prunable(net, include="tokens.weight")
     assert "tokens.weight" in names(net, include="tokens.weight", frozen=True)
+
+
+def test_the_mask_of_a_network_that_another_program_has_stored(tmp_path):
+    net = convnet()
+    mask = dp.prune(net, method="erk", sparsity=0.8)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    other = convnet(seed=1)
+    other.load_state_dict(torch.load(tmp_path / "net.pt", weights_only=True))
+    found = dp.mask_of(other)
+    assert same(dict(found), dict(mask))
+    assert list(dp.mask_of(other, exclude="4.*")) == ["0.weight", "10.weight"]

@@ -107,6 +107,15 @@ def test_going_on_from_a_checkpoint_is_bit_exact(method, stop, order):
     assert resumed.done
 
 
+def test_the_last_epoch_need_not_be_whole():
+    net = convnet()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner = dp.Pruner(net, optimizer, DATA, method="snip", sparsity=0.9, epochs=7 / 3, steps_per_epoch=3)
+    assert (pruner.plan[-1].until, pruner.epochs) == (7, 3)
+    with pytest.raises(ValueError, match="at least 1 step in an epoch and in all epochs, got epochs=0.1"):
+        dp.Pruner(net, optimizer, DATA, method="snip", sparsity=0.9, epochs=0.1, steps_per_epoch=3)
+
+
 def test_resume_does_not_cut_again():
     calls = []
 

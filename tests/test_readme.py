@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     for number, block in enumerate(BLOCKS):
         model = mlp()
         names = {

@@ -10,7 +10,7 @@ ORDER = [
     "collectives", "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan",
     "methods", "cut", "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "atoms",
     "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "batches", "archives",
-    "datasets", "recipes", "train", "progress", "fit", "runs", "report", "cli",
+    "datasets", "recipes", "train", "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 
 

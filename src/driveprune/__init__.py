@@ -11,7 +11,7 @@ from driveprune.cut import prune
 from driveprune.fit import fit
 from driveprune.graph import CollapseWarning, effective_sparsity
 from driveprune.hold import Held, hold
-from driveprune.mask import Mask, apply, prunable, sparsity
+from driveprune.mask import Mask, apply, mask_of, prunable, sparsity
 from driveprune.netfile import load, save
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
 from driveprune.preview import Preview, preview
@@ -51,6 +51,7 @@ __all__ = [
     "hold",
     "keep_top",
     "load",
+    "mask_of",
     "methods",
     "models",
     "preview",

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
@@ -238,7 +239,11 @@ def _finite(value: Any, where: Callable[[], str]) -> Tensor:
 def _grad(value: Tensor, weights: list[nn.Parameter], twice: bool = False) -> list[Tensor]:
     if not value.requires_grad:
         return [torch.zeros_like(weight) for weight in weights]
-    found = torch.autograd.grad(value.sum(), weights, create_graph=twice, allow_unused=True)
+    total = value.sum()
+    # What torch.autograd.grad does; but that one leaves `_NoDropout`, and checkpointing would drop out anew.
+    found = _engine_run_backward(
+        (total,), (torch.ones_like(total),), twice, twice, tuple(weights), True, accumulate_grad=False
+    )
     return [
         torch.zeros_like(w) if g is None else g.to_dense() if g.is_sparse else g
         for w, g in zip(weights, found, strict=True)

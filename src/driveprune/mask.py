@@ -199,6 +199,26 @@ def _ones(like: Tensor) -> Tensor:
     return torch.ones(like.shape, dtype=torch.bool, device=like.device)
 
 
+def mask_of(
+    model: nn.Module,
+    *,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    frozen: bool = False,
+) -> Mask:
+    """The mask of the weights that are not zero: what a pruned network keeps that another program has stored.
+
+    The arguments are those of `prunable`. A kept weight that happens to be exactly zero counts as removed.
+
+    >>> net = nn.Linear(2, 1)
+    >>> apply(net, {"weight": torch.tensor([[True, False]])})
+    >>> mask_of(net)["weight"]
+    tensor([[ True, False]])
+    """
+    weights = prunable(model, include=include, exclude=exclude, frozen=frozen)
+    return Mask({name: weight.detach() != 0 for name, weight in weights.items()})
+
+
 def check_sparsity(sparsity: float) -> float:
     """The sparsity itself, or an error that says what is wrong with it."""
     if isinstance(sparsity, bool) or not isinstance(sparsity, Real):

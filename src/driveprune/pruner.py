@@ -6,11 +6,11 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from driveprune import methods
 from driveprune.collectives import Group, among, full, is_sharded, part, placed
@@ -34,6 +34,19 @@ from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_s
 from driveprune.seeds import generator_for, seed_for
 
 
+class Scheduler(Protocol):
+    """A learning-rate schedule, such as one of torch's."""
+
+    def step(self) -> None:
+        """Go on by one epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Go back to where it was."""
+
+
 class Pruner:
     """Follows the plan of a method while you train: cuts, holds and rewinds when the plan says so.
 
@@ -45,8 +58,8 @@ class Pruner:
         batches: batches to score with, such as your data loader.
         sparsity, method, knobs, loss, include, exclude, frozen, min_kept, budget, seed, progress, group: as for
             `prune`.
-        epochs: epochs of the training that ends with the sparse network, early epochs included. A method that
-            trains several times (IMP) needs more: see the attribute `epochs`.
+        epochs: epochs of the training that ends with the sparse network, early epochs included; the last one need
+            not be whole. A method that trains several times (IMP) needs more: see the attribute `epochs`.
         steps_per_epoch: steps of the optimiser in one epoch.
         scheduler: a learning-rate scheduler for the pruner to step once an epoch, and to take back at a rewind.
         resume: a `state_dict()` to go on from, instead of the beginning of the plan.
@@ -72,12 +85,12 @@ class Pruner:
         batches: Iterable[Any] | None = None,
         *,
         sparsity: float,
-        epochs: int,
+        epochs: float,
         steps_per_epoch: int,
         method: methods.Method = "drive",
         knobs: Mapping[str, Any] | None = None,
         loss: Loss = cross_entropy,
-        scheduler: LRScheduler | None = None,
+        scheduler: Scheduler | None = None,
         include: str | Iterable[str] = (),
         exclude: str | Iterable[str] = (),
         frozen: bool = False,
@@ -93,12 +106,12 @@ class Pruner:
             raise TypeError(
                 "a ReduceLROnPlateau needs your metric at each step: step it yourself, without the pruner"
             )
-        if epochs < 1 or steps_per_epoch < 1:
+        if steps_per_epoch < 1 or (steps := round(epochs * steps_per_epoch)) < 1:
             raise ValueError(
-                "epochs and steps_per_epoch must be at least 1, "
+                "there must be at least 1 step in an epoch and in all epochs, "
                 f"got epochs={epochs}, steps_per_epoch={steps_per_epoch}"
             )
-        self.plan: Plan = methods.make_plan(method, sparsity, epochs * steps_per_epoch, steps_per_epoch, knobs)
+        self.plan: Plan = methods.make_plan(method, sparsity, steps, steps_per_epoch, knobs)
         self.epochs = ceil(total_steps(self.plan) / steps_per_epoch)
         """How many epochs to train in all, over all cycles of the plan."""
         self.steps_per_epoch = steps_per_epoch
@@ -276,8 +289,8 @@ class Pruner:
             raise ValueError(
                 f"this checkpoint prunes other weights than this pruner: only one of them has {other[0]}"
             )
-        check_fits(self._model, state["mask"])
-        mask = {name: kept.clone() for name, kept in state["mask"].items()}
+        weights = check_fits(self._model, state["mask"])
+        mask = {name: kept.to(weights[name].device, copy=True) for name, kept in state["mask"].items()}
         if state["held"] or self._held is not None:
             self._hold(mask, {})
         if self._held is not None and not state["held"]:

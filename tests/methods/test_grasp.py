@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import driveprune as dp
+from driveprune.methods import grasp
 from tests.methods import literal
 from tests.nets import batch, mlp
 
@@ -35,7 +36,7 @@ def test_equals_the_whole_hessian(temperature):
     net, data = small(), batch(dtype=torch.float64)
     expected = literal_score(net, data, temperature)
     mask = {name: torch.ones(s.shape, dtype=torch.bool) for name, s in expected.items()}
-    found = dp.methods.grasp.score(
+    found = grasp.score(
         net, mask, iter([data]), loss=lambda m, b: F.cross_entropy(m(b[0]), b[1]), generator=torch.Generator(),
         temperature=temperature,
     )  # fmt: skip
@@ -72,3 +73,13 @@ def test_outputs_that_are_no_tensors_need_temperature_one():
     with pytest.raises(ValueError, match="temperature=1"):
         dp.prune(Pair(), data, method="grasp", sparsity=0.5, loss=loss)
     dp.prune(Pair(), data, method="grasp", sparsity=0.5, loss=loss, knobs={"temperature": 1})
+
+
+def test_a_loss_that_goes_around_the_model_needs_temperature_one():
+    net, data = torch.nn.Sequential(small()), [batch(dtype=torch.float64)]
+
+    def loss(model, b):
+        return F.cross_entropy(model[0](b[0]), b[1])
+
+    with pytest.raises(ValueError, match="the loss does not call the model itself: set the knob temperature=1"):
+        dp.prune(net, data, method="grasp", sparsity=0.5, loss=loss)

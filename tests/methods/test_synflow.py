@@ -79,3 +79,30 @@ def test_the_model_is_only_read():
     before = {name: value.clone() for name, value in net.state_dict().items()}
     scores(net, images())
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+class SharedAndTied(nn.Module):
+    """A module under two names, and a weight in two modules."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Linear(6, 6)
+        self.again = nn.Sequential(self.block, nn.BatchNorm1d(6))
+        self.tied = nn.Linear(6, 6)
+        self.tied.weight = self.block.weight
+        self.leave = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.leave(self.tied(self.again(self.block(x))))
+
+
+def test_shared_modules_and_tied_weights():
+    net = SharedAndTied()
+    before = dict(net.named_parameters())
+    found, mask = scores(net, batch())
+    expected = literal_score(net, mask, batch()[0])
+    assert set(mask) == {"block.weight", "leave.weight"}
+    for name in mask:
+        torch.testing.assert_close(found[name], expected[name].detach(), rtol=1e-12, atol=0)
+    assert all(after is before[name] for name, after in net.named_parameters())

@@ -31,15 +31,22 @@ def score(
     Reference: Wang, Zhang and Grosse, Picking Winning Tickets Before Training by Preserving Gradient Flow, 2020.
     """
     weights = parameters(model)
-    cooling = unwrap(model).register_forward_hook(partial(_divide, temperature))
+    divided: list[Any] = []
+    cooling = unwrap(model).register_forward_hook(partial(_divide, temperature, divided))
     try:
         found = hessian_gradients(model, mask, batches, loss=loss, count=batches_per_cut)
     finally:
         cooling.remove()
+    if temperature != 1 and not divided:
+        raise ValueError(
+            "grasp divides the model's output by its temperature, but the loss does not call the model itself: "
+            "set the knob temperature=1"
+        )
     return {name: weights[name].detach().to(h.dtype) * h for name, h in found.items()}
 
 
-def _divide(temperature: float, _: nn.Module, __: Any, output: Any) -> Any:
+def _divide(temperature: float, divided: list[Any], model: nn.Module, _: Any, output: Any) -> Any:
+    divided.append(model)
     if temperature == 1:
         return output
     if not isinstance(output, Tensor):

@@ -42,17 +42,25 @@ def score(
         return _sharded_score(model, mask, first)
     args, kwargs = tree_map(partial(_ones, like=next(model.parameters()), dtype=torch.float64), first)
     flowing = {p: p.detach().double().abs().requires_grad_() for p in model.parameters()}
-    state = {name: flowing[p] for name, p in model.named_parameters()}
-    state |= {name: b.double() if b.is_floating_point() else b for name, b in model.named_buffers()}
+    state = {name: flowing[p] for name, p in _each(model, "_parameters")}
+    state |= {name: b.double() if b.is_floating_point() else b for name, b in _each(model, "_buffers")}
     weights = parameters(model)
     chosen = [flowing[weights[name]] for name in mask]
     with evaluating(model), torch.enable_grad(), torch.autocast(chosen[0].device.type, enabled=False):
-        output = functional_call(model, state, args, kwargs)
+        output = functional_call(model, state, args, kwargs, tie_weights=False)
         found = torch.autograd.grad(total(output), chosen, allow_unused=True)
     return {
         name: torch.zeros_like(w) if g is None else (g.to_dense() * w.detach()).abs_()
         for name, w, g in zip(mask, chosen, found, strict=True)
     }
+
+
+def _each(model: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
+    """Parameters or buffers of each module, once a module: tied ones have several names, shared modules have one."""
+    for path, module in model.named_modules():
+        for leaf, tensor in getattr(module, kind).items():
+            if tensor is not None:
+                yield f"{path}.{leaf}".lstrip("."), tensor
 
 
 @torch.no_grad()

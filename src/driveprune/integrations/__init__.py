@@ -1,0 +1,1 @@
+"""driveprune in other programs: one file = one program."""
