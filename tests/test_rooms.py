@@ -10,7 +10,7 @@ ORDER = [
     "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan", "methods", "cut", "hold",
     "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "atoms", "channels", "zeros", "alike",
     "compact", "export", "delivery", "batches", "archives", "datasets", "recipes", "train", "progress", "fit", "runs",
-    "report", "cli",
+    "report", "integrations", "cli",
 ]  # fmt: skip
 
 
