@@ -1,1 +1,1 @@
-"""Early pruning in frameworks of others: one file each, imported by its full name."""
+"""driveprune in other programs: one file = one program."""
