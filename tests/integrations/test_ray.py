@@ -1,5 +1,6 @@
 """Sweeps on real Ray clusters: nodes and workers that are killed, Ctrl-C, and what is said when it cannot be."""
 
+import errno
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from driveprune import datasets
 from driveprune.cli import app
 from driveprune.integrations import ray as on_ray
 from driveprune.runs.spec import Spec
-from driveprune.runs.store import read_run, read_runs, read_wanted
+from driveprune.runs.store import read_run, read_runs, read_wanted, write_wanted
 from driveprune.runs.sweep import sweep
 from tests.runs.kills import assert_same, small_spec
 from tests.runs.test_sweep import wait_for
@@ -159,10 +160,20 @@ def test_nothing_is_started_if_nothing_is_to_be_done(tmp_path):
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
     spec = small_spec("snip")
     order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0}
-    told = on_ray._do(str(tmp_path), order, str(tmp_path))
+    told = on_ray._do(str(tmp_path), order, os.getcwd())
     assert "does not see" in told["error"]
     assert "all nodes must share it" in told["error"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    spec = small_spec("snip")
+    write_wanted(tmp_path, [spec], {spec.id: 1})
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
+    order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0}
+    told = on_ray._do(str(tmp_path), order, os.getcwd())
+    assert "flock not supported" in told["error"]
+    assert not (tmp_path / spec.id / "result.json").exists()
 
 
 @pytest.mark.parametrize(
