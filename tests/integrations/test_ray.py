@@ -157,6 +157,14 @@ def test_nothing_is_started_if_nothing_is_to_be_done(tmp_path):
     assert again.skipped == [spec.id]
 
 
+def test_an_address_where_nobody_answers_is_an_error_at_once(tmp_path):
+    with pytest.raises(ConnectionError, match="there is no Ray cluster at 127.0.0.1:1"):
+        sweep(
+            tmp_path, [small_spec("snip")], datasets.load("digits"), hire=on_ray.cluster("127.0.0.1:1"),
+            console=Console(file=io.StringIO()),
+        )  # fmt: skip
+
+
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
     spec = small_spec("snip")
     order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0}

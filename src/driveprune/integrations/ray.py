@@ -9,6 +9,7 @@ import importlib
 import os
 import platform
 import shutil
+import socket
 import sys
 import tempfile
 import warnings
@@ -143,9 +144,12 @@ class _Cluster:
             return
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         if self._address == LOCAL:
-            self._temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path must be short
+            short = "/tmp" if Path("/tmp").is_dir() else None  # the path of a socket has about 100 letters at most
+            self._temporary = Path(tempfile.mkdtemp(prefix="ray-", dir=short))
             options |= {"include_dashboard": False, "_temp_dir": str(self._temporary)}
             options["object_store_memory"] = 100 << 20  # results are small
+        else:
+            _check_reachable(self._address)
         self._ours = True
         with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"):
             self._ray.init(self._address, **options)
@@ -160,6 +164,16 @@ class _Cluster:
         if self._temporary is not None:
             raise ValueError(said)
         warnings.warn(f"{said}; the runs wait for one", stacklevel=2)
+
+
+def _check_reachable(address: str) -> None:
+    """An error at once if nobody answers at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in host:
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise ConnectionError(f"there is no Ray cluster at {address}: {error}") from None
 
 
 @contextmanager
