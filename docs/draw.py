@@ -99,6 +99,7 @@ def digits() -> Figure:
         _curves(axes, {key: value for key, value in found.items() if key[0] in shown})
         axes.set_title(title, fontsize=9)
         axes.legend(fontsize=7, frameon=False, loc="lower left")
+    left.set_ylim(60, 101)
     left.set_ylabel("test accuracy in %, mean of 3 seeds")
     return figure
 
@@ -130,5 +131,5 @@ def _with_legend(figure: Figure, names: list[str], used: int) -> Figure:
 
 if __name__ == "__main__":
     with rc_context(STYLE):
-        for draw in (plans, paper):
+        for draw in (plans, paper, digits):
             draw().savefig(HERE / "figures" / f"{draw.__name__}.svg", metadata={"Date": None})
