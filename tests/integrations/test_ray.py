@@ -89,13 +89,13 @@ def test_killed_workers_and_nodes_lose_nothing(two_nodes, tmp_path, monkeypatch)
     cluster, second = two_nodes
     words = "--methods gated --seeds 0,1,2,3,4 --cpus-per-run 0.5 --gpus-per-run 0.25"
     process = start(tmp_path, *words.split(), "--address", cluster.address)
-    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, process)  # halves of CPUs: two a node
+    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, process, seconds=180)  # halves of CPUs: two a node
     first = min(tmp_path.glob("waiting-*"))
     os.kill(int(first.name.partition("-")[2]), signal.SIGKILL)
-    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 5, process)  # the run goes on elsewhere
+    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 5, process, seconds=180)  # the run goes on elsewhere
     cluster.remove_node(second, allow_graceful=False)
     (tmp_path / "gate").touch()
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     told = json.loads(output)
     assert len(told["done"]) == 5
@@ -115,7 +115,7 @@ def test_killed_workers_and_nodes_lose_nothing(two_nodes, tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_nodes, tmp_path):
     process = start(tmp_path, "--methods", "deadly,snip", "--retries", "1", "--address", two_nodes[0].address)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 1, errors
     told = json.loads(output)
     assert [name.split("-")[2] for name in told["done"]] == ["snip"]
@@ -125,9 +125,9 @@ def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_no
 
 def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(tmp_path, monkeypatch):
     process = start(tmp_path, "--methods", "gated", "--seeds", "0,1,2")
-    wait_for(lambda: list(tmp_path.glob("waiting-*")), process)
+    wait_for(lambda: list(tmp_path.glob("waiting-*")), process, seconds=180)
     os.kill(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=180)
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
     assert json.loads(output)["interrupted"] is True
@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_run_that_fits_nowhere_is_an_error(tmp_path):
     process = start(tmp_path, "--methods", "snip", "--cpus-per-run", "1000")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "no node has 1000 CPUs and 0 GPUs for a run: there are" in errors
 

@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,33 +52,37 @@ def cluster(
     if gpus_per_run is not None and gpus_per_run > 1 and gpus_per_run != int(gpus_per_run):
         raise ValueError(f"gpus_per_run must be a part of one or a whole number, got {gpus_per_run:g}")
 
-    def hire(root: Path, specs: Sequence[Spec], order: Mapping[str, Any]) -> _Cluster:
-        return _Cluster(ray, address, root.resolve(), specs, order, (cpus_per_run, gpus_per_run), retries)
+    terms = _Terms(address, cpus_per_run, gpus_per_run, retries)
+    return lambda root, specs, order: _Cluster(ray, terms, root.resolve(), specs, order)
 
-    return hire
+
+@dataclass(frozen=True)
+class _Terms:
+    """Where the runs are done, and what each is given."""
+
+    address: str
+    cpus_per_run: float | None
+    gpus_per_run: float | None
+    retries: int
+
+    def cpus(self, specs: Sequence[Spec]) -> float:
+        return max(spec.threads for spec in specs) if self.cpus_per_run is None else self.cpus_per_run
+
+    def gpus(self, specs: Sequence[Spec]) -> float:
+        on_gpu = any(spec.device.startswith("cuda") for spec in specs)
+        return float(on_gpu) if self.gpus_per_run is None else self.gpus_per_run
 
 
 class _Cluster:
     """The tasks of a sweep. Ray starts one wherever there is room, and again if its worker or node is lost."""
 
-    def __init__(
-        self,
-        ray: Any,
-        address: str,
-        root: Path,
-        specs: Sequence[Spec],
-        order: Mapping[str, Any],
-        room: tuple[float | None, float | None],
-        retries: int,
-    ) -> None:
+    def __init__(self, ray: Any, terms: _Terms, root: Path, specs: Sequence[Spec], order: Mapping[str, Any]) -> None:
         self.done: list[str] = []
         self.failed: dict[str, str] = {}
         self.active: set[str] = set()
-        self._ray, self._address, self._root, self._specs = ray, address, root, specs
+        self._ray, self._terms, self._root, self._specs = ray, terms, root, specs
         folder = order["data_dir"]
         self._order = {**order, "data_dir": None if folder is None else str(Path(folder).resolve())}
-        self._cpus, self._gpus = room
-        self._retries = retries
         self._runs: dict[Any, str] = {}
         self._log = (root / "workers.log").open("a")
         self._stdout: TextIO | None = None
@@ -88,13 +93,10 @@ class _Cluster:
         if not self._specs:
             return
         self._stdout, sys.stdout = sys.stdout, self._log  # where Ray prints that a worker was lost
-        cpus = max(spec.threads for spec in self._specs) if self._cpus is None else self._cpus
-        gpus = any(spec.device.startswith("cuda") for spec in self._specs) if self._gpus is None else self._gpus
+        cpus, gpus = self._terms.cpus(self._specs), self._terms.gpus(self._specs)
         self._connect()
-        self._check_room(float(cpus), float(gpus))
-        task = self._ray.remote(_do).options(
-            num_cpus=float(cpus), num_gpus=float(gpus), max_retries=self._retries, retry_exceptions=False
-        )
+        self._check_room(cpus, gpus)
+        task = self._ray.remote(_do).options(num_cpus=cpus, num_gpus=gpus, max_retries=self._terms.retries)
         here = os.getcwd()
         for spec in self._specs:
             reference = task.remote(str(self._root), {"spec": spec.to_json(), **self._order}, here)
@@ -114,9 +116,11 @@ class _Cluster:
     def _end(self, name: str, reference: Any) -> None:
         try:
             error = self._ray.get(reference)["error"]
+        except self._ray.exceptions.RayTaskError as failed:
+            error = f"{type(failed.cause).__name__}: {failed.cause}"
         except self._ray.exceptions.RayError as lost:
             why = str(lost).strip().partition("\n")[0]
-            error = f"its worker was lost, and so were those of {self._retries} retries: {why}"
+            error = f"its worker was lost, and so were those of {self._terms.retries} retries: {why}"
         if error is None:
             self.done.append(name)
         else:
@@ -143,16 +147,16 @@ class _Cluster:
         if self._ray.is_initialized():
             return
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-        if self._address == LOCAL:
+        if self._terms.address == LOCAL:
             short = "/tmp" if Path("/tmp").is_dir() else None  # the path of a socket has about 100 letters at most
             self._temporary = Path(tempfile.mkdtemp(prefix="ray-", dir=short))
             options |= {"include_dashboard": False, "_temp_dir": str(self._temporary)}
             options["object_store_memory"] = 100 << 20  # results are small
         else:
-            _check_reachable(self._address)
+            _check_reachable(self._terms.address)
         self._ours = True
         with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"):
-            self._ray.init(self._address, **options)
+            self._ray.init(self._terms.address, **options)
 
     def _check_room(self, cpus: float, gpus: float) -> None:
         """Say so if no node has room for a run: it would wait forever."""
