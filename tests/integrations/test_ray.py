@@ -74,21 +74,30 @@ def two_nodes():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(folder, *words):
-    """The command, in a folder with methods of our own."""
-    (folder / "gated.py").write_text(GATED)
-    (folder / "deadly.py").write_text(DEADLY)
-    command = [sys.executable, "-c", f"{LISTENING}; from driveprune.cli import main; main()", "sweep", *SMALL.split()]
+@pytest.fixture
+def start(tmp_path):
+    """Starts the command in a folder with methods of our own; it does not outlive the test."""
+    (tmp_path / "gated.py").write_text(GATED)
+    (tmp_path / "deadly.py").write_text(DEADLY)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return subprocess.Popen(
-        [*command, *words], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", f"{LISTENING}; from driveprune.cli import main; main()", "sweep", *SMALL.split()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = []
+
+    def begin(*words):
+        started.append(subprocess.Popen([*command, *words], cwd=tmp_path, env=environment, **pipes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def test_killed_workers_and_nodes_lose_nothing(two_nodes, tmp_path, monkeypatch):
+def test_killed_workers_and_nodes_lose_nothing(two_nodes, start, tmp_path, monkeypatch):
     cluster, second = two_nodes
     words = "--methods gated --seeds 0,1,2,3,4 --cpus-per-run 0.5 --gpus-per-run 0.25"
-    process = start(tmp_path, *words.split(), "--address", cluster.address)
+    process = start(*words.split(), "--address", cluster.address)
     wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, process, seconds=180)  # halves of CPUs: two a node
     first = min(tmp_path.glob("waiting-*"))
     os.kill(int(first.name.partition("-")[2]), signal.SIGKILL)
@@ -113,8 +122,8 @@ def test_killed_workers_and_nodes_lose_nothing(two_nodes, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_nodes, tmp_path):
-    process = start(tmp_path, "--methods", "deadly,snip", "--retries", "1", "--address", two_nodes[0].address)
+def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_nodes, start):
+    process = start("--methods", "deadly,snip", "--retries", "1", "--address", two_nodes[0].address)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 1, errors
     told = json.loads(output)
@@ -123,8 +132,8 @@ def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_no
     assert failed.startswith("its worker was lost, and so were those of 1 retries")
 
 
-def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(tmp_path, monkeypatch):
-    process = start(tmp_path, "--methods", "gated", "--seeds", "0,1,2")
+def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(start, tmp_path, monkeypatch):
+    process = start("--methods", "gated", "--seeds", "0,1,2")
     wait_for(lambda: list(tmp_path.glob("waiting-*")), process, seconds=180)
     os.kill(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=180)
@@ -142,8 +151,8 @@ def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_run_that_fits_nowhere_is_an_error(tmp_path):
-    process = start(tmp_path, "--methods", "snip", "--cpus-per-run", "1000")
+def test_a_run_that_fits_nowhere_is_an_error(start):
+    process = start("--methods", "snip", "--cpus-per-run", "1000")
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "no node has 1000 CPUs and 0 GPUs for a run: there are" in errors
