@@ -4,17 +4,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-all bench lint format clean
+.PHONY: help demo test test-all docs bench lint format clean
 
 help:
 	@echo "make demo      prune a network on handwritten digits with every kind of method, and compare"
 	@echo "make test      linters, types and tests"
 	@echo "make test-all  the same, with the long campaigns"
+	@echo "make docs      the site, in docs/_build/html"
 	@echo "make bench     the benchmarks; figures go to results/"
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,onnx,lightning,transformers,tensorboard]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
 	@touch $@
 
 demo: $(READY)
@@ -26,6 +27,10 @@ test: $(READY) lint
 
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2 -m ""
+
+docs: $(READY)
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -43,4 +48,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/report.py
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -45,12 +46,13 @@ from driveprune.cli.printed import print_report, print_run
 from driveprune.cut import Budget
 from driveprune.engine import engine_of
 from driveprune.files import read_json
+from driveprune.integrations import ray
 from driveprune.progress import shown
 from driveprune.report import tables
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec, make_spec
 from driveprune.runs.store import read_run
-from driveprune.runs.sweep import grid
+from driveprune.runs.sweep import Hire, grid
 from driveprune.runs.sweep import sweep as run_all
 
 
@@ -143,6 +145,20 @@ def sweep(
     channels_last: ChannelsLast = True,
     runs: RunsDir = Path("runs"),
     jobs: Annotated[int, typer.Option(help="runs at the same time; never changes what comes out")] = 1,
+    cluster: Annotated[str | None, typer.Option(help="ray: do the runs on a Ray cluster")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="of the cluster: HOST:PORT or auto; by default RAY_ADDRESS, or one is started here"),
+    ] = None,
+    cpus_per_run: Annotated[
+        float | None, typer.Option(help="CPUs of the cluster for a run, as 0.5; by default its threads")
+    ] = None,
+    gpus_per_run: Annotated[
+        float | None, typer.Option(help="GPUs of the cluster for a run, as 0.25; by default 1 with --device cuda")
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="how often a run goes on after its worker was lost; by default 3")
+    ] = None,
     share: Annotated[bool, typer.Option(help="compute a common dense beginning once")] = True,
     every: Every = 60.0,
     as_json: AsJson = False,
@@ -150,6 +166,7 @@ def sweep(
     """Run a grid: methods × sparsities × seeds. What is done is skipped, what was killed goes on."""
     if collectives.launched() > 1:
         raise ValueError("a sweep starts processes of its own, see --jobs: torchrun is for driveprune run")
+    hire = _hired(cluster, jobs, address, cpus_per_run, gpus_per_run, retries)
     chosen = recipe_of(recipe, kind, data, model, epochs, width, images, test_images)
     loaded = load_data(chosen.data, data_dir, size)
     specs = grid(
@@ -160,7 +177,7 @@ def sweep(
         **machine(threads, device, precision, channels_last),
     )  # fmt: skip
     outcome = run_all(
-        runs, specs, loaded, jobs=jobs, data_dir=None if data_dir is None else str(data_dir), share=share,
+        runs, specs, loaded, jobs=jobs, hire=hire, data_dir=None if data_dir is None else str(data_dir), share=share,
         every=every, engine=engine_of(engine),
     )  # fmt: skip
     found = [read_run(runs / spec.id) for spec in specs if (runs / spec.id / "spec.json").exists()]
@@ -175,6 +192,32 @@ def sweep(
         raise typer.Exit(130)
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _hired(
+    cluster: str | None,
+    jobs: int,
+    address: str | None,
+    cpus_per_run: float | None,
+    gpus_per_run: float | None,
+    retries: int | None,
+) -> Hire | None:
+    """Who does the runs: a cluster, or None for processes on this machine."""
+    if cluster is None:
+        given = {
+            "--address": address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--retries": retries
+        }  # fmt: skip
+        if odd := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{odd[0]} is for a cluster: say --cluster ray, too")
+        return None
+    if cluster != "ray":
+        raise ValueError(f"--cluster must be ray, got {cluster!r}")
+    if jobs != 1:
+        raise ValueError("--jobs is for this machine alone: on a cluster --cpus-per-run says how many runs fit")
+    return ray.cluster(
+        address or os.environ.get("RAY_ADDRESS") or ray.LOCAL, cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run,
+        retries=3 if retries is None else retries,
+    )  # fmt: skip
 
 
 def _grid_knobs(given: Iterable[str] | None) -> dict[str, dict[str, list[Any]]]:

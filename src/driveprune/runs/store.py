@@ -288,7 +288,7 @@ def read_run(folder: Path) -> Run:
             return Run(folder, "failed", spec, status=status, error=error)
     except _ODD as error:
         return Run(folder, "damaged", spec, status=status, error=_said(error))
-    return Run(folder, "running" if _is_locked(folder) else "unfinished", spec, status=status)
+    return Run(folder, "running" if is_locked(folder) else "unfinished", spec, status=status)
 
 
 def _check_result(result: Mapping[str, Any]) -> None:
@@ -310,7 +310,7 @@ def _check_result(result: Mapping[str, Any]) -> None:
         raise TypeError(f"a result has {str(result['collapsed'])[:40]!r} for true or false")
 
 
-def _is_locked(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process is working on a run; only looked at, where the system can: nothing is written."""
     if sys.platform == "win32":
         lock = lock_of(folder)

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -91,12 +91,39 @@ class Outcome:
     interrupted: bool = False
 
 
+class Crew(Protocol):
+    """Those who do the runs of a sweep."""
+
+    done: list[str]
+    failed: dict[str, str]
+    """Why, by id."""
+    active: set[str]
+    """The runs that somebody is working on."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def is_working(self) -> bool:
+        """Whether there is a run left that has not ended."""
+
+    def stop(self) -> None:
+        """End all work; the runs go on from their last checkpoints next time."""
+
+    def close(self) -> None:
+        """Nobody is needed any more."""
+
+
+Hire = Callable[[Path, Sequence[Spec], Mapping[str, Any]], Crew]
+"""Finds those who do runs: from the folder of all runs, the specs and what else a worker is told."""
+
+
 def sweep(
     root: Path,
     specs: Sequence[Spec],
     data: Data,
     *,
     jobs: int = 1,
+    hire: Hire | None = None,
     data_dir: str | None = None,
     share: bool = True,
     every: float = 60.0,
@@ -110,6 +137,7 @@ def sweep(
         specs: the runs.
         data: their data; the processes load them again from `data_dir`.
         jobs: number of processes; each run has the threads that its spec says.
+        hire: who does the runs instead, as `driveprune.integrations.ray.cluster()`.
         share: compute what runs have in common at their beginning once.
         every: seconds between checkpoints of a run.
         engine: what computes after a cut: "dense", "sparse" or "auto".
@@ -122,11 +150,11 @@ def sweep(
     outcome = Outcome(skipped=[spec.id for spec in specs if result_of(root / spec.id) is not None])
     left = [spec for spec in specs if spec.id not in outcome.skipped]
     order = {"data_dir": data_dir, "share": share, "every": every, "engine": engine}
-    crew = _Crew(root, _spread(left), order, min(jobs, max(1, len(left))))
+    crew = (hire or _processes(jobs))(root, _spread(left), order)
     lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in specs}
     write_wanted(root, specs, lengths)
     lengths = {spec.id: lengths[spec.id] for spec in left}
-    with _display(root, lengths, len(outcome.skipped), console or Console(stderr=True)) as update:
+    with closing(crew), _display(root, lengths, len(outcome.skipped), console or Console(stderr=True)) as update:
         try:
             crew.start()
             while crew.is_working():
@@ -136,7 +164,6 @@ def sweep(
             outcome.interrupted = True
             crew.stop()
         update(crew)
-    crew.close()
     outcome.done, outcome.failed = list(crew.done), dict(crew.failed)
     return outcome
 
@@ -161,7 +188,11 @@ def _spread(specs: Sequence[Spec]) -> list[Spec]:
     return [*first, *without, *later]
 
 
-class _Crew:
+def _processes(jobs: int) -> Hire:
+    return lambda root, specs, order: _Processes(root, specs, order, min(jobs, max(1, len(specs))))
+
+
+class _Processes:
     """Worker processes, each with a thread that gives it one run after the other."""
 
     def __init__(self, root: Path, specs: Sequence[Spec], order: Mapping[str, Any], size: int) -> None:
@@ -266,7 +297,7 @@ class _Lines:
         self._root, self._total, self._console, self._told = root, total, console, set[str]()
         self._print(f"{total} runs to do, {skipped} done already")
 
-    def __call__(self, crew: _Crew) -> None:
+    def __call__(self, crew: Crew) -> None:
         for name in [*crew.done, *crew.failed]:
             if name not in self._told:
                 self._told.add(name)
@@ -285,7 +316,7 @@ class _Bars:
         self._all = bars.add_task(f"[bold]{about}[/]", total=max(1, sum(lengths.values())), last="")
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, crew: _Crew) -> None:
+    def __call__(self, crew: Crew) -> None:
         ended_runs = [*crew.done, *crew.failed]
         steps = sum(self._lengths[name] for name in ended_runs)
         for name in list(crew.active):

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +30,43 @@ def main(root: Path, parent: int) -> None:
     answers = os.fdopen(os.dup(1), "w")
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     for line in sys.stdin:
-        answers.write(json.dumps(_do(root, json.loads(line))) + "\n")
+        answers.write(json.dumps(do(root, json.loads(line))) + "\n")
         answers.flush()
 
 
-def _do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
+def do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
+    """Do a run as it was ordered: its id, and why it failed or None."""
     spec = Spec.from_json(order["spec"])
     try:
-        with open(open_run(root, spec) / "log.txt", "a") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            data = _data(spec.recipe.data, order["data_dir"], spec.size)
-            carry_out(root, spec, data, share=order["share"], wait=True, every=order["every"], engine=order["engine"])
+        with _printing_to(open_run(root, spec) / "log.txt"):
+            try:
+                data = _data(spec.recipe.data, order["data_dir"], spec.size)
+                carry_out(
+                    root, spec, data, share=order["share"], wait=True, every=order["every"], engine=order["engine"]
+                )
+            except Exception:
+                traceback.print_exc()
+                raise
     except Exception as error:
-        traceback.print_exc()
         return {"id": spec.id, "error": f"{type(error).__name__}: {error}"}
     return {"id": spec.id, "error": None}
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What this process prints, its libraries included, goes to a file meanwhile."""
+    before = os.dup(1), os.dup(2)
+    with open(path, "a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in enumerate(before, 1):
+            os.dup2(old, number)
+            os.close(old)
 
 
 @functools.cache
