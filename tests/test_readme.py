@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
     for number, block in enumerate(BLOCKS):
         model = mlp()
         names = {
@@ -27,8 +27,9 @@ def test_the_code_runs(tmp_path, monkeypatch):
             "loss": nn.CrossEntropyLoss(),
             "torch": torch,
             "x": batch()[0],
+            "y": batch()[1],
         }
-        if "dp.compact" in block:
+        if "dp.compact" in block or "dp.sparsify" in block:
             names["mask"] = dp.prune(model, method="erk", sparsity=0.5)
         exec(("" if number == 0 else "import driveprune as dp\n") + block, names)
     assert (tmp_path / "net.safetensors").exists()
