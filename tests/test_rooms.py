@@ -9,8 +9,8 @@ HOME = Path(driveprune.__file__).parent
 ORDER = [
     "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan", "methods", "cut", "hold",
     "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "atoms", "channels", "zeros", "alike",
-    "compact", "sparse", "engine", "export", "delivery", "batches", "archives", "datasets", "recipes", "train",
-    "progress", "fit", "runs", "report", "cli",
+    "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives", "datasets", "recipes",
+    "train", "progress", "fit", "runs", "report", "cli",
 ]  # fmt: skip
 
 
