@@ -14,7 +14,7 @@ from driveprune.report.figures import quiet
 from driveprune.runs.spec import DENSE
 
 KINDS = ("svg", "png", "pdf")
-_SPARSE, _SLOWER = palette.WORKS["training"], palette.WORKS["scoring"]
+_FASTER, _SAME, _SLOWER = palette.WORKS["training"], palette.WORKS["loading"], palette.WORKS["scoring"]
 
 
 def picture(found: Bench, title: str = "") -> Figure:
@@ -35,9 +35,9 @@ def picture(found: Bench, title: str = "") -> Figure:
 
 
 def _draw(axes: Axes, timings: list[Timing]) -> None:
-    colours = [_SPARSE if each.speedup >= 1 - NOISE else _SLOWER for each in timings]
+    colours = [_colour(each.speedup) for each in timings]
     bars = axes.bar([str(each.batch) for each in timings], [each.speedup for each in timings], 0.6, color=colours)
-    words = [f"{each.speedup:.2g}×\n{milliseconds(each.dense)} → {milliseconds(each.sparse)} ms" for each in timings]
+    words = [f"{each.speedup:.1f}×\n{milliseconds(each.dense)} → {milliseconds(each.sparse)} ms" for each in timings]
     axes.bar_label(bars, words, fontsize=7, padding=2)
     line = palette.colour(DENSE, [DENSE])
     axes.axhline(1, color=line, linestyle=":", linewidth=1.2)
@@ -46,6 +46,12 @@ def _draw(axes: Axes, timings: list[Timing]) -> None:
     axes.set_xlabel("batch", fontsize=9)
     quiet(axes)
     axes.grid(axis="x", visible=False)
+
+
+def _colour(speedup: float) -> str:
+    if abs(speedup - 1) < NOISE:
+        return _SAME
+    return _FASTER if speedup > 1 else _SLOWER
 
 
 def write(path: Path, found: Bench, title: str = "") -> None:
