@@ -1,4 +1,5 @@
 import copy
+import sys
 
 import pytest
 import torch
@@ -44,16 +45,23 @@ def test_what_cannot_be_measured_is_said():
     assert "left out: training step, batch 1" in str(found)
 
 
-def test_networks_that_compaction_does_not_know_work_as_well():
-    net = Transformer()
+class Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x) if len(x) > x.sum() - 1e9 else x
+
+
+@pytest.mark.parametrize(("net", "example"), [(Transformer(), tokens(1)[0]), (Untraceable(), torch.zeros(1, 6))])
+def test_any_network_works(net, example):
     mask = dp.prune(net, method="magnitude", sparsity=0.5)
-    with pytest.warns(dp.CompactWarning):
-        found = dp.bench(net, mask, tokens(1)[0], batches=[2], rounds=1)
-    assert len(found.timings) == 2
+    assert len(dp.bench(net, mask, example, batches=[2], rounds=1).timings) == 2
 
 
 def test_rounds_fit_into_the_time(monkeypatch):
-    monkeypatch.setattr("driveprune.bench.SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["driveprune.bench"], "SECONDS", 0.0)
     net = mlp()
     mask = dp.prune(net, method="erk", sparsity=0.5)
     assert dp.bench(net, mask, torch.zeros(1, 6), batches=[2]).timings
