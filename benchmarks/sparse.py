@@ -21,6 +21,7 @@ import json
 import os
 import statistics
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ TITLES = {"vgg16": "VGG-16", "resnet18": "ResNet-18", "alexnet": "AlexNet"}
 STEP, BATCH, SINGLE = "training step, batch 128", "inference, batch 32", "inference, batch 1"
 SIZES = {STEP: 128, BATCH: 32, SINGLE: 1}
 ROUNDS = {STEP: 5, BATCH: 12, SINGLE: 30}
-CALLS = {STEP: 1, BATCH: 2, SINGLE: 10}
+CALLS = {STEP: 1, BATCH: 1, SINGLE: 10}
 """Calls that are measured as one, as many as make a clock's tick and a cold cache small."""
 LIMITS = {
     STEP: {0.95: 0.75, 0.98: 0.70, 0.993: 0.55},
@@ -84,6 +85,8 @@ class Case:
 
     def sparse(self, train: bool) -> nn.Module:
         """The sparse network to train, or to run, for the threads that torch has now."""
+        if not self.limited:  # no channel is dead in it
+            return dp.sparsify(copy.deepcopy(self.net).train(train), self.mask, EXAMPLE)
         if train not in self.compacted:
             net = copy.deepcopy(self.net).train(train)
             self.compacted[train] = dp.compact(net, self.mask, EXAMPLE, keep="trainable" if train else "function")
@@ -280,18 +283,22 @@ def cases_of(data_dir: str | None, models: list[str], quick: bool) -> Iterator[t
         yield model, cases
 
 
-def measured(model: str, cases: list[Case], threads: int, quick: bool) -> list[Row]:
+def measured(model: str, cases: list[Case], threads: int, quick: bool) -> Iterator[Row]:
     torch.set_num_threads(threads)
     found = cases if threads > 1 else [case for case in cases if case.limited]
     content = engines.onnx_of(copy.deepcopy(cases[0].net), EXAMPLE)
-    rows = training_rows(model, found, threads, quick)
+    yield from training_rows(model, found, threads, quick)
     gc.collect()
     nets = {case.name: case.sparse(train=False) for case in found}
     for work in (BATCH, SINGLE):
-        rows += inference_rows(model, found, content, work, nets, threads, quick)
-    for row in rows:
-        print(row["question"], row.get("ratio", ""), row.get("share_of_bound", ""), row.get("holds", ""), flush=True)
-    return rows
+        yield from inference_rows(model, found, content, work, nets, threads, quick)
+
+
+def told(row: Row, start: float) -> Row:
+    question, *facts = row.items()
+    shown = [f"{name} {value}" for name, value in facts if "bytes" not in name and "median" not in name]
+    print(f"{time.perf_counter() - start:5.0f} s  {question[1]}:", ", ".join(shown), flush=True)
+    return row
 
 
 def others(rows: list[Row]) -> list[Row]:
@@ -322,10 +329,10 @@ if __name__ == "__main__":
     given = arguments()
     engines.check_installed()
     warnings.simplefilter("ignore", dp.CollapseWarning)
-    load, rows = os.getloadavg()[0], []
+    start, load, rows = time.perf_counter(), os.getloadavg()[0], []
     for model, cases in cases_of(given.data_dir, given.models, given.quick):
         for threads in given.threads:
-            rows += measured(model, cases, threads, given.quick)
+            rows += [told(row, start) for row in measured(model, cases, threads, given.quick)]
     rows.append({"question": "load of the machine before it began", "load": round(load, 2)})
     is_part = len(given.models) < len(masks.MODELS) or sorted(given.threads) != [1, 2]
     if not given.quick:
