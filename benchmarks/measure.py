@@ -7,33 +7,18 @@ import os
 import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from driveprune.bench import fastest, interleaved
+
+__all__ = ["RESULTS", "each", "fastest", "interleaved", "machine", "ratio", "write"]
+
 RESULTS = Path(__file__).parent.parent / "results"
-
-
-def interleaved(jobs: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of each job, run in turn, round after round, so that a busy machine disturbs all alike.
-
-    The order turns around from one round to the next, so that no job always follows the same other one.
-    """
-    for _ in range(warmup):
-        for job in jobs.values():
-            job()
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(rounds):
-        order = list(jobs.items())
-        for name, job in order if number % 2 == 0 else reversed(order):
-            start = time.perf_counter()
-            job()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 def ratio(seconds: dict[str, list[float]], job: str, to: str) -> float:
@@ -45,11 +30,6 @@ def ratio(seconds: dict[str, list[float]], job: str, to: str) -> float:
     return fastest(seconds[job]) / fastest(seconds[to])
 
 
-def fastest(values: list[float]) -> float:
-    third = sorted(values)[: max(1, len(values) // 3)]
-    return statistics.mean(third)
-
-
 def each(seconds: dict[str, list[float]]) -> dict[str, float]:
     """What the ratios are made of, and the medians."""
     found = {f"{name}_s": round(fastest(values), 4) for name, values in seconds.items()}
@@ -57,14 +37,14 @@ def each(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def machine() -> dict[str, object]:
-    packages = ("driveprune", "torch", "numpy", "numba")
+    packages = ("driveprune", "torch", "numpy", "numba", "onnxruntime", "openvino")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: version(name) for name in packages},
+        **{name: version(name) for name in packages if find_spec(name)},
     }
 
 

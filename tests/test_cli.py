@@ -118,6 +118,21 @@ def test_export_a_run_and_a_file(runs, tmp_path, monkeypatch):
     assert run("export", "x.safetensors", "--format", "coreml").exit_code == 2
 
 
+def test_bench_a_run_and_draw_it(runs, tmp_path):
+    words = ("bench", str(folder(runs, "drive")), "--batches", "1,8", "--threads", "1", "--rounds", "1")
+    done = run(*words, "-o", str(tmp_path / "bench.svg"))
+    assert done.exit_code == 0, done.output
+    assert "multiply-adds left, 1 thread" in done.stdout
+    assert "training step" in done.stdout
+    assert "picture: " in done.stdout
+    assert (tmp_path / "bench.svg").stat().st_size > 0
+    found = json.loads(run(*words, "--json").stdout)
+    assert [(each["work"], each["batch"]) for each in found["timings"]][:2] == [("inference", 1), ("inference", 8)]
+    assert found["timings"][0]["speedup"] > 0
+    assert "must end with .svg" in run(*words, "-o", str(tmp_path / "bench.gif")).stderr
+    assert "--batches" in run("bench", str(folder(runs, "drive")), "--batches", "x").stderr
+
+
 def test_watch_shows_what_is_there(runs, tmp_path):
     done = run("watch", str(runs))
     assert done.exit_code == 0, done.output
@@ -262,6 +277,7 @@ def test_help_reads_well():
         "report",
         "watch",
         "export",
+        "bench",
     ):
         assert name in result.stdout
 

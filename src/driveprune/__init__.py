@@ -6,6 +6,7 @@ exactly zero, counts are exact, and what is saved is small.
 
 from driveprune import datasets, methods, models, recipes
 from driveprune.batches import Batches, Data, Images
+from driveprune.bench import Bench, bench
 from driveprune.compact import CompactWarning, Gains, compact
 from driveprune.cut import prune
 from driveprune.fit import fit
@@ -24,6 +25,7 @@ from driveprune.train import Trained
 
 __all__ = [
     "Batches",
+    "Bench",
     "CollapseWarning",
     "CompactWarning",
     "Data",
@@ -43,6 +45,7 @@ __all__ = [
     "Train",
     "Trained",
     "apply",
+    "bench",
     "compact",
     "datasets",
     "densify",

@@ -1,4 +1,4 @@
-"""driveprune export."""
+"""driveprune export, bench."""
 
 from __future__ import annotations
 
@@ -14,25 +14,34 @@ from torch import nn
 
 from driveprune import export as exports
 from driveprune import models
+from driveprune.bench import bench as measure
 from driveprune.cli.app import app, print_json, with_own_code
 from driveprune.cli.options import AsJson, list_of
 from driveprune.delivery import gained
 from driveprune.netfile import load, provenance
+from driveprune.report import speed
+
+Net = Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")]
+ModelOf = Annotated[
+    str | None, typer.Option("--model", help="the model, or package.module.function that makes yours")
+]
+Shape = Annotated[str | None, typer.Option("--input", help="the shape of its input, as 3,32,32")]
+Classes = Annotated[int, typer.Option(help="classes, for a model by name")]
 
 
 @app.command()
 @with_own_code
 def export(
-    path: Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")],
+    path: Net,
     format: Annotated[str, typer.Option(help=f"one of {', '.join(exports.names())}")] = "onnx",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the file (csr: the folder) to write")] = None,
-    model: Annotated[str | None, typer.Option(help="the model, or package.module.function that makes yours")] = None,
-    example: Annotated[str | None, typer.Option("--input", help="the shape of its input, as 3,32,32")] = None,
-    classes: Annotated[int, typer.Option(help="classes, for a model by name")] = 10,
+    model: ModelOf = None,
+    example: Shape = None,
+    classes: Classes = 10,
     as_json: AsJson = False,
 ) -> None:
     """Write a network for other programs, and say what was gained by pruning it."""
-    file = path / "net.safetensors" if path.is_dir() else path
+    file = _file(path)
     net, shape = _network_of(file, model, example, classes)
     mask = load(file, net)
     x = torch.zeros(1, *shape)
@@ -55,6 +64,46 @@ def export(
 
 
 _ENDINGS = {"safetensors": "dense.safetensors", "torch-prune": "torch-prune.safetensors"}
+
+
+@app.command()
+@with_own_code
+def bench(
+    path: Net,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a picture to write: .svg, .png or .pdf")
+    ] = None,
+    batches: Annotated[str, typer.Option(help="sizes of batches, as 1,32,128")] = "1,32,128",
+    threads: Annotated[int | None, typer.Option(help="threads to use; by default all cores")] = None,
+    rounds: Annotated[int | None, typer.Option(help="how often to measure; by default for two seconds each")] = None,
+    model: ModelOf = None,
+    example: Shape = None,
+    classes: Classes = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Dense against sparse on this machine: inference and training steps, and where nothing is gained."""
+    file = _file(path)
+    if output is not None:
+        speed.check_kind(output)
+    net, shape = _network_of(file, model, example, classes)
+    mask = load(file, net)
+    sizes = list_of(batches, int, "--batches")
+    with Console(stderr=True).status("", spinner="line") as status:
+        found = measure(
+            net, mask, torch.zeros(1, *shape), batches=sizes, threads=threads, rounds=rounds, watch=status.update
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        Console().print(found, highlight=False)
+    if output is not None:
+        speed.write(output, found, path.name)
+        Console(stderr=as_json).print(f"picture: {escape(str(output))}", highlight=False, soft_wrap=True)
+
+
+def _file(path: Path) -> Path:
+    """The network's file: the path itself, or in the folder of a run."""
+    return path / "net.safetensors" if path.is_dir() else path
 
 
 def _network_of(

@@ -317,14 +317,14 @@ def _small_multiples(count: int) -> tuple[Figure, list[Axes]]:
     for empty in rooms[count:]:
         empty.set_visible(False)
     for axes in rooms[:count]:
-        _quiet(axes)
+        quiet(axes)
     return figure, rooms[:count]
 
 
 def _finished(figure: Figure, rooms: Sequence[Axes], group: Group) -> Figure:
     once: dict[str, Any] = {}
     for axes in rooms:
-        _quiet(axes)
+        quiet(axes)
         drawn: list[Any] = [*axes.get_lines(), *axes.containers]
         for line in drawn:
             once.setdefault(str(line.get_label()), line)
@@ -348,7 +348,8 @@ def _plain_numbers(axis: Axis, subs: Sequence[float] = (1, 2, 3, 5, 7)) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _quiet(axes: Axes) -> None:
+def quiet(axes: Axes) -> None:
+    """A light grid, and no frame."""
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
