@@ -74,6 +74,7 @@ class Kernel:
         self, x: Tensor, values: Tensor, bias: Tensor | None, *, plus: Tensor | None = None, relu: bool = False
     ) -> Tensor:
         """The layer's output, plus another tensor, clipped at zero."""
+        self.layer.check(x.shape[1])
         size = x.shape[2], x.shape[3]
         out = empty(x.shape[0], self.layer.outputs, *self.layer.size(*size), LANES)
         self._correlate(forward, size, x, values, bias, out, plus, relu)
@@ -211,13 +212,18 @@ def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = N
     """Batch normalisation of `count` images by a module, then plus another tensor, then clipped at zero."""
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
     y = y.contiguous()
+    if y.shape[1] != norm.num_features:
+        raise ValueError(f"a normalisation of {norm.num_features} channels was given {y.shape[1]}")
     last = count - (y.shape[0] - 1) * LANES
     own = norm.training or norm.running_mean is None
+    numbers = count * y.shape[2] * y.shape[3]
+    if own and numbers < 2:
+        raise ValueError("batch normalisation in training needs more than one value for each channel")
     means, variances = _moments(y, last) if own else (norm.running_mean, norm.running_var)
     assert means is not None
     assert variances is not None
     if norm.training and norm.running_mean is not None:
-        _follow(norm, means, variances, count * y.shape[2] * y.shape[3])
+        _follow(norm, means, variances, numbers)
     ones = norm.weight if norm.affine else torch.ones_like(means)
     zeros = norm.bias if norm.affine else torch.zeros_like(means)
     other = None if plus is None else plus.contiguous()
@@ -235,8 +241,6 @@ def _moments(y: Tensor, last: int) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _follow(norm: nn.BatchNorm1d | nn.BatchNorm2d, means: Tensor, variances: Tensor, numbers: int) -> None:
     """The running statistics, as torch's own module follows them."""
-    if numbers < 2:
-        raise ValueError("batch normalisation in training needs more than one value for each channel")
     assert norm.running_mean is not None
     assert norm.running_var is not None
     share = norm.momentum
@@ -251,7 +255,7 @@ def _follow(norm: nn.BatchNorm1d | nn.BatchNorm2d, means: Tensor, variances: Ten
 class _MaxPool(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Any, stride: Any, pad: Any) -> Tensor:
-        size = [(s + 2 * p - k) // t + 1 for s, k, t, p in zip(x.shape[2:4], kernel, stride, pad, strict=True)]
+        size = pooled((x.shape[2], x.shape[3]), kernel, stride, pad)
         out = empty(*x.shape[:2], *size, LANES)
         ctx.numbers = (x.shape[0] * x.shape[1], *x.shape[2:4], *size, kernel, stride, pad)
         run(kernels.max_pool, x, out, *ctx.numbers)
@@ -266,6 +270,14 @@ class _MaxPool(Function):
         left_over = np.empty((threads(), LANES), np.float32)
         run(kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, *ctx.numbers)
         return dx, None, None, None
+
+
+def pooled(size: tuple[int, int], kernel: Any, stride: Any, padding: Any) -> tuple[int, int]:
+    """The size of an image after pooling."""
+    rows, columns = ((s + 2 * p - k) // t + 1 for s, k, t, p in zip(size, kernel, stride, padding, strict=True))
+    if min(rows, columns) < 1:
+        raise ValueError(f"pooling of {kernel} with padding {padding} does not fit {size[0]}×{size[1]}")
+    return rows, columns
 
 
 def max_pool(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from driveprune.sparse.blocked import flat, run, threads
+from driveprune.sparse.blocked import flat, pooled, run, threads
 from driveprune.sparse.flat_kernels import ADD, AFFINE, COPY, FIELDS, LAYER, LINEAR, MAX_POOL, MEAN, run_steps
 from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
@@ -128,6 +128,8 @@ class FlatRegion:
 
     def _add_cat(self, step: Step) -> None:
         parts = [self._values[name] for name in step.inputs]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise UnknownStepError("cat of different sizes")
         channels = sum(part.shape[0] for part in parts)
         place = self._new(step.output, (channels, *parts[0].shape[1:])).place
         for part in parts:
@@ -151,7 +153,7 @@ class FlatRegion:
                 self._fold(Folded(None, step.norm, channels), 0, 2 * channels)
             case "max_pool":
                 (kr, kc), (sr, sc), (top, left) = step.numbers
-                rows, columns = (height + 2 * top - kr) // sr + 1, (width + 2 * left - kc) // sc + 1
+                rows, columns = pooled((height, width), *step.numbers)
                 row |= {
                     "kind": MAX_POOL, "rows": rows, "columns": columns, "row_stride": sr, "column_stride": sc,
                     "top": top, "left": left, "kernel_rows": kr, "kernel_columns": kc,
@@ -164,12 +166,16 @@ class FlatRegion:
                 row |= {"kind": ADD, "plus": self._values[step.inputs[1]].place}
             case _:
                 raise UnknownStepError(step.kind)
+        other = step.inputs[1] if step.kind == "add" else step.plus
+        if other is not None and self._values[other].shape != shape:
+            raise UnknownStepError("add of different sizes")
         row["output"] = self._new(step.output, shape).place
         self._rows.append(row)
 
     def _add_layer(
         self, step: Step, row: dict[str, int], layer: Layer, height: int, width: int
     ) -> tuple[int, int, int]:
+        layer.check(row["channels"])
         rows, columns = layer.size(height, width)
         (sr, sc), places = layer.stride, layer.places
         y, x = places[:, 2] * layer.dilation[0], places[:, 3] * layer.dilation[1]
@@ -177,7 +183,10 @@ class FlatRegion:
         pitch = columns + (layer.kernel[1] - 1) * layer.dilation[1] // sc
         plane = deep * pitch
         place = (((places[:, 1] * sr + y % sr) * sc + x % sc) * deep + y // sr) * pitch + x // sc
-        single = rows == columns == height == width == 1 and layer.kernel == (1, 1) and layer.padding == (0, 0)
+        single = (rows, columns) == (height, width) == layer.kernel == layer.stride == (1, 1) and layer.padding == (
+            0,
+            0,
+        )
         starts = np.searchsorted(places[:, 0], np.arange(layer.outputs + 1))
         vectors = -(-((rows - 1) * pitch + columns) // LANES)
         work = len(places) * vectors // (LANES if single else 1)

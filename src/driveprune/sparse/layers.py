@@ -55,17 +55,17 @@ class SparseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the layer with zeros in it would compute."""
-        if self.dense:
+        if self.dense or not x.numel():
             return self.forward_dense(x)
         if x.dim() == self.dims == 4 or self.dims == 2:
-            rows = x.flatten(0, -2) if self.dims == 2 else x
+            rows = x.reshape(-1, x.shape[-1]) if self.dims == 2 else x
             out = unpack(convolve(pack(rows), self.weight, self.bias, self.kernel), len(rows), self.dims)
             return out.view(*x.shape[:-1], out.shape[-1]).to(x.dtype) if self.dims == 2 else out.to(x.dtype)
         return self.forward(x[None])[0]  # one image without a batch
 
-    def forward_dense(self, x: Tensor) -> Tensor:
-        """The same by torch's own operation."""
-        weight = self.full(self.weight)
+    def forward_dense(self, x: Tensor, values: Tensor | None = None) -> Tensor:
+        """The same by torch's own operation, with other values than the layer's own if they are given."""
+        weight = self.full(self.weight if values is None else values)
         if self.dims == 2:
             return F.linear(x, weight, self.bias)
         return F.conv2d(x, weight, self.bias, *self.geometry)

@@ -199,6 +199,14 @@ class Region:
         other._folded = {step.output: Folded(step.module, step.norm) for step in other.steps if step.kind == "layer"}
         return other
 
+    def fits(self, *tensors: Any) -> bool:
+        """Whether inputs are batches of the same number of images, each of as many dimensions as the example's."""
+        alike = all(
+            isinstance(each, Tensor) and each.dim() == self._dims[name]
+            for name, each in zip(self.inputs, tensors, strict=True)
+        )
+        return alike and len({len(each) for each in tensors}) == 1 and len(tensors[0]) > 0
+
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs for the inputs, as ordinary tensors."""
         with torch.autocast("cpu", enabled=False):
@@ -215,9 +223,10 @@ class Region:
 
     def _in_training(self) -> bool:
         """Whether something in it behaves differently in training, and is in that mode."""
-        modules = [module for step in self.steps for module in (step.norm, step.module) if module is not None]
-        return any(module.training and not isinstance(module, SparseLayer) for module in modules) or any(
-            step.norm is not None and step.norm.running_mean is None for step in self.steps
+        norms = [step.norm for step in self.steps if step.norm is not None]
+        dropouts = [step.module for step in self.steps if step.kind == "dropout" and step.module is not None]
+        return any(module.training for module in (*norms, *dropouts)) or any(
+            norm.running_mean is None for norm in norms
         )
 
     def _one_by_one(self, tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
@@ -245,8 +254,11 @@ def _inferred(step: Step, folded: Folded, known: Mapping[str, Tensor]) -> Tensor
     assert isinstance(step.module, SparseLayer)
     values, bias = folded.weights()
     plus = None if step.plus is None else known[step.plus].contiguous()
-    x = known[step.inputs[0]].contiguous()
-    return step.module.kernel.output(x, values, bias, plus=plus, relu=step.relu)
+    x, kernel = known[step.inputs[0]].contiguous(), step.module.kernel
+    if plus is None or plus.shape[2:4] == kernel.layer.size(x.shape[2], x.shape[3]):
+        return kernel.output(x, values, bias, plus=plus, relu=step.relu)
+    out = kernel.output(x, values, bias) + plus  # which torch stretches to one size
+    return out.relu() if step.relu else out
 
 
 def done(step: Step, known: Mapping[str, Tensor], count: int) -> Tensor:
@@ -283,7 +295,9 @@ def done(step: Step, known: Mapping[str, Tensor], count: int) -> Tensor:
 
 def _finished(x: Tensor, step: Step, plus: Tensor | None, count: int) -> Tensor:
     """Normalisation, sum and ReLU after a layer."""
-    if step.norm is not None:
+    if step.norm is not None and (plus is None or plus.shape == x.shape):
         return blocked.normalise(x, step.norm, count, plus=plus, relu=step.relu)
+    if step.norm is not None:
+        x = blocked.normalise(x, step.norm, count)
     x = x if plus is None else x + plus
     return x.relu() if step.relu else x

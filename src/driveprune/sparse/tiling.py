@@ -46,6 +46,11 @@ class Layer:
     places: Ints = field(repr=False)
     """A row (output, input, y, x) for each kept weight, in the order of the values."""
 
+    def check(self, channels: int) -> None:
+        """An error if an input of so many channels is none for this layer."""
+        if channels != self.inputs:
+            raise ValueError(f"a layer of {self.inputs} input channels was given {channels}")
+
     def size(self, height: int, width: int) -> tuple[int, int]:
         """The height and width of its output."""
         found = [
