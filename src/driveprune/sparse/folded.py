@@ -20,11 +20,11 @@ class Folded:
         self._channels = channels if layer is None else layer.kernel.layer.outputs
         self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
 
-    def version(self) -> list[tuple[int, int]]:
+    def version(self) -> list[tuple[int, int, int]]:
         """Changes whenever one of the tensors does."""
         modules = [each for each in (self.layer, self.norm) if each is not None]
         tensors = [t for each in modules for t in (*each._parameters.values(), *each._buffers.values())]
-        return [(id(tensor), tensor._version) for tensor in tensors if tensor is not None]
+        return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors if tensor is not None]
 
     @torch.no_grad()
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
