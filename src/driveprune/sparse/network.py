@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -71,18 +71,20 @@ def sparsify(
     plain = unwrap(model)
     check_fits(model, mask)
     _check_kind(plain)
-    inputs = inputs_of(example)
+    with torch.inference_mode(False):  # its parameters are to be trained
+        return _sparsified(plain, mask, inputs_of(example), optimizer, layers)
+
+
+def _sparsified(
+    plain: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs, optimizer: Optimizer | None, layers: Layers
+) -> nn.Module | tuple[nn.Module, Optimizer]:
     replaced = _sparse_layers(plain, mask)
-    net = _copied(plain, mask, replaced)
-    try:
-        found = traced.trace(net, training=True, leaves=(SparseLayer, SameDropout))
-    except ValueError:  # the user's own code calls the layers, one by one
-        found = None
+    net, found = _captured(plain, mask, replaced)
     if found is not None:
         net = SparseNetwork(net, found, inputs, layers)
-    names = dict(plain.named_modules())
-    at = {path: each for path, module in names.items() if (each := replaced.get(module)) is not None}
-    rest = {name: kept for name, kept in mask.items() if name.rpartition(".")[0] not in at}
+    at = _places(plain, replaced)
+    sparse = {_weight_of(path) for path in at}
+    rest = {name: kept for name, kept in mask.items() if name not in sparse}
     successors = _successors(plain, net, at)
     new = None if optimizer is None else carried(optimizer, successors)
     held = hold(net, new, rest) if rest else None
@@ -167,14 +169,31 @@ class SparseNetwork(nn.Module):
         for node in found.graph.nodes:
             if node.op == "call_module" and node.target not in known:  # a dropout that was a function
                 self.add_module(str(node.target), found.get_submodule(str(node.target)))
-        self.graph, self.regions = _with_regions(found, self, inputs, layers)
+            elif node.op == "get_attr":
+                self._take_constant(found, str(node.target))
+        for module in self.modules():
+            if getattr(module, "inplace", None) is True:
+                module.inplace = False  # type: ignore[assignment]  # the order of regions is not that of the code
+        self.graph, self.parts, self.regions = _with_regions(found, self, inputs, layers)
+
+    def _take_constant(self, found: fx.GraphModule, name: str) -> None:
+        """A tensor of the network that is neither a parameter nor a buffer."""
+        if "." not in name and not hasattr(self, name):
+            setattr(self, name, getattr(found, name))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the ordinary network would compute."""
-        given = iter(traced.arguments(self.graph, Inputs(args, kwargs)))
+        names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
+        if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
+            raise TypeError(f"the network takes {names}, got {len(args)} inputs and {sorted(kwargs)}")
+        return _plain(self._run(self.graph, traced.arguments(self.graph, Inputs(args, kwargs))))
+
+    def _run(self, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
+        """What a graph computes from its inputs."""
+        given = iter(inputs)
         known: dict[fx.Node, Any] = {}
-        for node in self.graph.nodes:
+        for node in graph.nodes:
             if node.op == "placeholder":
                 known[node] = next(given)
                 continue
@@ -188,9 +207,11 @@ class SparseNetwork(nn.Module):
         target: Any = node.target
         if node.op == "call_module":
             region = self.regions.get(target)
-            if region is not None:
+            if region is not None and region.fits(*args):
                 found = region(*args)
                 return found[0] if len(found) == 1 else found
+            if region is not None:
+                return self._run(self.parts[target], args)
             return self.get_submodule(target)(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
@@ -198,6 +219,18 @@ class SparseNetwork(nn.Module):
             path, _, name = str(target).rpartition(".")
             return getattr(self.get_submodule(path), name)
         return target(*args, **kwargs)
+
+
+def _plain(value: Any) -> Any:
+    """Lists and dictionaries as a network's own code returns them, instead of those of a graph."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, tuple):
+        parts = [_plain(each) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
 
 
 def _check_kind(plain: nn.Module) -> None:
@@ -216,10 +249,11 @@ def _sparse_layers(plain: nn.Module, mask: Mapping[str, Tensor]) -> dict[nn.Modu
             if weight is not None:
                 owners.setdefault(weight, set()).add(module)
     found: dict[nn.Module, SparseLayer] = {}
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    inner = {layer for module in plain.modules() if _reads_weights(module) for layer in module.children()}
     for path, module in plain.named_modules():
-        kept = mask.get(f"{path}.weight" if path else "weight")
-        if kept is None or any(getattr(module, each) for each in hooks):
+        kept = mask.get(_weight_of(path))
+        if kept is None or module in inner or any(getattr(module, each) for each in hooks):
             continue
         if all(owners[each] == {module} for each in module._parameters.values() if each is not None):
             layer = sparse_layer(module, kept)
@@ -228,11 +262,42 @@ def _sparse_layers(plain: nn.Module, mask: Mapping[str, Tensor]) -> dict[nn.Modu
     return found
 
 
+def _weight_of(path: str) -> str:
+    return f"{path}.weight" if path else "weight"
+
+
+def _reads_weights(module: nn.Module) -> bool:
+    """Whether a module of torch may read its layers' weights itself, as those of transformers do."""
+    containers = nn.Sequential, nn.ModuleList, nn.ModuleDict
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, containers)
+
+
+def _places(plain: nn.Module, replaced: Mapping[nn.Module, SparseLayer]) -> dict[str, SparseLayer]:
+    """Sparse layers by their paths."""
+    return {path: replaced[module] for path, module in plain.named_modules() if module in replaced}
+
+
+def _captured(
+    plain: nn.Module, mask: Mapping[str, Tensor], replaced: dict[nn.Module, SparseLayer]
+) -> tuple[nn.Module, fx.GraphModule | None]:
+    """A copy with sparse layers, and its graph; layers whose weights are used by themselves, too, are left out."""
+    net = _copied(plain, mask, replaced)
+    try:
+        found = traced.trace(net, training=True, leaves=(SparseLayer, SameDropout))
+    except ValueError:  # the user's own code calls the layers, one by one
+        return net, None
+    read = {str(node.target) for node in found.graph.nodes if node.op == "get_attr"}
+    used = [layer for path, layer in _places(plain, replaced).items() if _weight_of(path) in read]
+    if not used:
+        return net, found
+    for module in [module for module, layer in replaced.items() if layer in used]:
+        del replaced[module]
+    return _captured(plain, mask, replaced)
+
+
 def _copied(plain: nn.Module, mask: Mapping[str, Tensor], replaced: Mapping[nn.Module, SparseLayer]) -> nn.Module:
     """A copy of the network with sparse layers in the places of others; no dense weight of those is copied."""
     memo: dict[int, Any] = {id(module): layer for module, layer in replaced.items()}
-    if plain in replaced:
-        return nn.Sequential(replaced[plain])  # a network of one layer
     copied: nn.Module = copy.deepcopy(plain, memo)
     known = dict(copied.named_parameters())
     apply(copied, {name: kept for name, kept in mask.items() if name in known and known[name].shape == kept.shape})
@@ -302,8 +367,8 @@ class _Known(OperatorSupportBase):
 
 def _with_regions(
     found: fx.GraphModule, net: nn.Module, inputs: Inputs, layers: Layers
-) -> tuple[fx.Graph, dict[str, Region]]:
-    """The graph with calls of regions in it, and the regions by name."""
+) -> tuple[fx.Graph, dict[str, fx.Graph], dict[str, Region]]:
+    """The graph with calls of regions in it, and the regions by name: as graphs, and as regions."""
     modules = dict(net.named_modules(remove_duplicate=False))
     sparse = [module for module in modules.values() if isinstance(module, SparseLayer)]
     shapes = _shapes(found, inputs)
@@ -316,16 +381,18 @@ def _with_regions(
         for each in partitioner.propose_partitions()
         if any(modules.get(str(node.target)) in sparse for node in each.nodes if node.op == "call_module")
     ]
-    parts = partitioner.fuse_partitions(partitions, prefix="region_")
-    names = [str(node.target) for node in parts.graph.nodes if str(node.target).startswith("region_")]
-    regions = {name: _region(parts.get_submodule(name), modules, shapes) for name in names}
-    return parts.graph, regions
+    prefix = "region_"
+    while any(name.startswith(prefix) for name in modules):
+        prefix = f"sparse_{prefix}"
+    whole = partitioner.fuse_partitions(partitions, prefix=prefix)
+    names = [str(node.target) for node in whole.graph.nodes if str(node.target).startswith(prefix)]
+    parts: dict[str, Any] = {name: whole.get_submodule(name).graph for name in names}
+    return whole.graph, parts, {name: _region(part, modules, shapes) for name, part in parts.items()}
 
 
-def _region(part: nn.Module, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> Region:
+def _region(part: fx.Graph, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> Region:
     """A region from a part of the graph."""
-    assert isinstance(part, fx.GraphModule)
-    nodes = list(part.graph.nodes)
+    nodes = list(part.nodes)
     known = {node.name: shapes[node.name] for node in nodes if node.name in shapes}
     steps = [step_of(node, modules, known) for node in nodes if node.op not in {"placeholder", "output"}]
     outputs = nodes[-1].args[0]
@@ -340,12 +407,17 @@ def _shapes(found: fx.GraphModule, inputs: Inputs) -> dict[str, torch.Size]:
     for layer in layers:
         layer.dense = True  # for this once: nothing to compile
     known = traced.recorded(found, inputs)
+    depends = traced.depends_on_input(found)  # others have no batch
     for layer in layers:
         layer.dense = False
     return {
         name: value.shape
         for name, value in known.items()
-        if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() in {2, 4} and value.numel()
+        if name in depends
+        and isinstance(value, Tensor)
+        and value.dtype == torch.float32
+        and value.dim() in {2, 4}
+        and value.numel()
     }
 
 
@@ -353,5 +425,6 @@ def _choose(found: fx.GraphModule, modules: Mapping[str, nn.Module], shapes: Map
     """Measure each layer, and let torch compute those that it computes faster."""
     for node in found.graph.nodes:
         layer = modules.get(str(node.target)) if node.op == "call_module" else None
-        if isinstance(layer, SparseLayer) and node.all_input_nodes[0].name in shapes:
-            layer.dense = is_dense_faster(layer, shapes[node.all_input_nodes[0].name])
+        shape = shapes.get(node.all_input_nodes[0].name) if isinstance(layer, SparseLayer) else None
+        if isinstance(layer, SparseLayer) and shape is not None and len(shape) == layer.dims:
+            layer.dense = is_dense_faster(layer, shape)
