@@ -1,0 +1,134 @@
+"""The tables of the kernels: every pixel once, every offset in its scratch, and a case by hand."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driveprune.sparse.tiling import RUNS, SIZES, Layer, _not_a_power, backward, blocks_for, forward
+from driveprune.sparse.vector import LANES, TILE
+from tests.sparse.literal import layer_of
+
+
+@st.composite
+def layers(draw):
+    """A layer of any kernel, stride, padding, dilation and density, with a size of image that fits."""
+    kernel = draw(st.tuples(*[st.sampled_from([1, 2, 3, 5, 7])] * 2))
+    stride, dilation = (draw(st.tuples(*[st.integers(1, 3)] * 2)) for _ in range(2))
+    padding = draw(st.tuples(*[st.integers(0, 4)] * 2))
+    shape = draw(st.integers(1, 5)), draw(st.integers(1, 5)), *kernel
+    density = draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+    kept = torch.rand(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) < density
+    reach = [(k - 1) * d + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = tuple(max(1, least) + draw(st.integers(0, 12)) for least in reach)
+    return kept, layer_of(kept, stride, padding, dilation), size
+
+
+def number(tiling, name):
+    return int(tiling.sizes[SIZES[name]])
+
+
+def written(tiling, blocks, channels, size):
+    """How often each vector of the output is written for each class's weights, without repetitions."""
+    counts = np.zeros((blocks, channels, size[0] * size[1]), int)
+    for _, first, end in tiling.bands.tolist():
+        for _, kind, begin, last in tiling.runs[first:end].tolist():
+            run = RUNS[kind]
+            for tile in range(begin, last):
+                for a in range(TILE // run):
+                    for b in range(run):
+                        if tiling.counted[tile * TILE + a]:
+                            place = tiling.outward[tile * TILE + a] + b * number(tiling, "step")
+                            block, rest = divmod(int(place), channels * size[0] * size[1] * LANES)
+                            assert rest < size[0] * size[1] * LANES  # in the plane of the first channel
+                            counts[block, 0, rest // LANES] += 1
+    return counts[:, 0]
+
+
+@settings(max_examples=120)
+@given(layers(), st.integers(1, 3))
+def test_every_pixel_is_computed_once(made, blocks):
+    _, layer, size = made
+    out = layer.size(*size)
+    for make, channels, pixels in ((forward, layer.outputs, out), (backward, layer.inputs, size)):
+        tiling = make(layer, *size, blocks)
+        assert (written(tiling, blocks, channels, pixels) == 1).all()
+
+
+@settings(max_examples=120)
+@given(layers(), st.integers(1, 3))
+def test_what_is_read_lies_in_the_scratch(made, blocks):
+    _, layer, size = made
+    for make in (forward, backward):
+        tiling = make(layer, *size, blocks)
+        assert (tiling.offsets >= 0).all()
+        assert tiling.starts[0] == 0
+        assert tiling.starts[-1] == len(tiling.offsets)
+        assert (np.diff(tiling.starts) >= 0).all()
+        farthest = int(tiling.inward.max(initial=0)) + int(tiling.offsets.max(initial=0)) + TILE * LANES
+        assert farthest <= tiling.scratch
+        order = np.arange(len(layer.places)) if tiling.order is None else tiling.order
+        assert sorted(set(order.tolist())) == sorted(order.tolist())
+
+
+@settings(max_examples=60)
+@given(layers())
+def test_fours_hold_every_weight(made):
+    _, layer, size = made
+    tiling = forward(layer, *size, 1)
+    fours = tiling.by_fours
+    assert (fours.starts % 4 == 0).all()
+    assert len(set(fours.slots.tolist())) == len(layer.places)
+    order = np.arange(len(layer.places)) if tiling.order is None else tiling.order
+    assert np.array_equal(fours.offsets[fours.slots[order]], tiling.offsets)
+
+
+def test_a_row_of_three_pixels_by_hand():
+    """Two inputs, one output, a kernel of three columns of which two are kept, on one row of five pixels."""
+    kept = torch.zeros(1, 2, 1, 3, dtype=torch.bool)
+    kept[0, 0, 0, 2] = kept[0, 1, 0, 0] = True
+    tiling = forward(layer_of(kept), 1, 5, 1)
+    pitch = number(tiling, "channel_pitch")
+    assert number(tiling, "row_pitch") == 5 * LANES
+    assert pitch >= 5 * LANES
+    assert tiling.offsets.tolist() == [2 * LANES, pitch]
+    assert tiling.starts.tolist() == [0, 2]
+    assert tiling.order is None
+    assert tiling.bands.tolist() == [[0, 0, 2]]
+    assert tiling.runs.tolist() == [[0, 2, 0, 1], [0, 3, 1, 2]]  # two pixels side by side, then one
+    assert tiling.inward.reshape(-1, TILE)[0, :4].tolist() == [0] * 4
+    assert tiling.counted.reshape(-1, TILE).tolist() == [[1] + [0] * 7] * 2
+    assert tiling.outward.reshape(-1, TILE)[1].tolist() == [2 * LANES] * 8
+
+
+def test_a_stride_sorts_columns_by_remainder():
+    kept = torch.ones(1, 1, 1, 3, dtype=torch.bool)
+    tiling = forward(layer_of(kept, stride=(1, 2)), 1, 5, 1)
+    columns = number(tiling, "columns")
+    assert columns == 3
+    assert tiling.offsets.tolist() == [0, LANES, columns * LANES]
+    assert tiling.order.tolist() == [0, 2, 1]
+
+
+def test_an_image_that_is_too_small_is_an_error():
+    layer = layer_of(torch.ones(1, 1, 5, 5, dtype=torch.bool), padding=(1, 1))
+    assert layer.size(3, 4) == (1, 2)
+    with pytest.raises(ValueError, match=r"kernel of \(5, 5\) with padding \(1, 1\) does not fit 2×4"):
+        layer.size(2, 4)
+
+
+def test_a_wrong_number_of_channels_is_an_error():
+    with pytest.raises(ValueError, match="3 input channels was given 2"):
+        Layer(1, 3, (1, 1), (1, 1), (0, 0), (1, 1), np.zeros((0, 4), np.int64)).check(2)
+
+
+def test_small_images_take_several_blocks():
+    assert [blocks_for(size) for size in ((1, 1), (2, 2), (2, 4), (3, 3), (32, 32))] == [8, 2, 1, 1, 1]
+
+
+def test_channels_keep_off_powers_of_two():
+    for lines in (8, 64, 4096):
+        assert _not_a_power(lines * 16) == (lines + 1) * 16
+    assert _not_a_power(LANES) == LANES
+    assert _not_a_power(48) == 48
