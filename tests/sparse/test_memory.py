@@ -1,0 +1,76 @@
+"""Memory that is handed out again only when nobody holds it."""
+
+import threading
+
+import torch
+
+from driveprune.sparse import memory
+from driveprune.sparse.memory import SMALL, Memory
+
+
+def test_what_is_held_is_never_handed_out_again():
+    pool = Memory()
+    first = pool.empty(2, SMALL)
+    second = pool.empty(SMALL, 2)
+    assert first.shape == (2, SMALL)
+    assert second.shape == (SMALL, 2)
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_what_nobody_holds_is_handed_out_again():
+    pool = Memory()
+    first = pool.empty(2, SMALL)
+    place = first.data_ptr()
+    del first
+    assert pool.empty(SMALL, 2).data_ptr() == place
+
+
+def test_views_arrays_and_graphs_hold():
+    pool = Memory()
+    for holder in (
+        lambda x: x.view(-1)[5:7],
+        lambda x: x.numpy(),
+        lambda x: (torch.ones(1, requires_grad=True) * x).sum(),  # saved for backward
+        lambda x: x.untyped_storage(),
+    ):
+        tensor = pool.empty(SMALL)
+        place, held = tensor.data_ptr(), holder(tensor)
+        del tensor
+        assert pool.empty(SMALL).data_ptr() != place
+        del held
+
+
+def test_small_ones_are_left_to_torch():
+    pool = Memory()
+    assert pool.empty(3, 4).shape == (3, 4)
+    assert pool.empty(3, 4).dtype == torch.float32
+    assert not pool._known
+
+
+def test_unused_memory_is_given_back_above_the_limit(monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT", 4 * SMALL)
+    pool = Memory()
+    held = pool.empty(SMALL)
+    for extra in range(1, 6):
+        pool.empty(SMALL + extra)
+    assert pool._bytes() <= 4 * (3 * SMALL + 20)
+    assert pool.empty(SMALL).data_ptr() != held.data_ptr()
+
+
+def test_threads_get_memory_of_their_own():
+    pool, wrong = Memory(), []
+
+    def work(number):
+        for _ in range(200):
+            tensor = pool.empty(SMALL)
+            tensor.fill_(number)
+            if not bool((tensor == number).all()):
+                wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    assert not wrong
+    assert len(pool._known[SMALL]) <= 8
