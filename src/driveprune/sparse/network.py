@@ -71,27 +71,22 @@ def sparsify(
     plain = unwrap(model)
     check_fits(model, mask)
     _check_kind(plain)
+    inputs = inputs_of(example)
     with torch.inference_mode(False):  # its parameters are to be trained
-        return _sparsified(plain, mask, inputs_of(example), optimizer, layers)
-
-
-def _sparsified(
-    plain: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs, optimizer: Optimizer | None, layers: Layers
-) -> nn.Module | tuple[nn.Module, Optimizer]:
-    replaced = _sparse_layers(plain, mask)
-    net, found = _captured(plain, mask, replaced)
-    if found is not None:
-        net = SparseNetwork(net, found, inputs, layers)
-    at = _places(plain, replaced)
-    sparse = {_weight_of(path) for path in at}
-    rest = {name: kept for name, kept in mask.items() if name not in sparse}
-    successors = _successors(plain, net, at)
-    new = None if optimizer is None else carried(optimizer, successors)
-    held = hold(net, new, rest) if rest else None
-    net.origin = Origin(_skeleton(plain), held)  # type: ignore[assignment]
-    net.mask = Mask(mask, getattr(mask, "provenance", {}))  # type: ignore[assignment]
-    _set_modes(net, plain)
-    return net if new is None else (net, new)
+        replaced = _sparse_layers(plain, mask)
+        net, found = _captured(plain, mask, replaced)
+        if found is not None:
+            net = SparseNetwork(net, found, inputs, layers)
+        at = _places(plain, replaced)
+        sparse = {_weight_of(path) for path in at}
+        rest = {name: kept for name, kept in mask.items() if name not in sparse}
+        successors = _successors(plain, net, at)
+        new = None if optimizer is None else carried(optimizer, successors)
+        held = hold(net, new, rest) if rest else None
+        net.origin = Origin(_skeleton(plain), held)  # type: ignore[assignment]
+        net.mask = Mask(mask, getattr(mask, "provenance", {}))  # type: ignore[assignment]
+        _set_modes(net, plain)
+        return net if new is None else (net, new)
 
 
 @overload
