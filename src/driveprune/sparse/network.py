@@ -371,9 +371,13 @@ def _with_regions(
         _choose(found, modules, shapes)
     support = _Known(modules, shapes)
     partitioner = CapabilityBasedPartitioner(found, support, allows_single_node_partition=True)
+    proposed = partitioner.propose_partitions()
+    for each in proposed:
+        for node in [node for node in each.nodes if not support.is_node_supported(modules, node)]:
+            each.remove_node(node)  # the partitioner takes indexing with what is indexed
     partitions = [
         each
-        for each in partitioner.propose_partitions()
+        for each in proposed
         if any(modules.get(str(node.target)) in sparse for node in each.nodes if node.op == "call_module")
     ]
     prefix = "region_"
