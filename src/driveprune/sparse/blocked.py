@@ -224,8 +224,8 @@ def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = N
     assert variances is not None
     if norm.training and norm.running_mean is not None:
         _follow(norm, means, variances, numbers)
-    ones = norm.weight if norm.affine else torch.ones_like(means)
-    zeros = norm.bias if norm.affine else torch.zeros_like(means)
+    ones = torch.ones_like(means) if norm.weight is None else norm.weight
+    zeros = torch.zeros_like(means) if norm.bias is None else norm.bias
     other = None if plus is None else plus.contiguous()
     found: Tensor = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
     return found

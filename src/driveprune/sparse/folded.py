@@ -35,9 +35,9 @@ class Folded:
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = (norm.running_var + norm.eps).rsqrt()
-        scale = scale * norm.weight if norm.affine else scale
+        scale = scale if norm.weight is None else scale * norm.weight
         shift = -norm.running_mean * scale
-        return scale, shift + norm.bias if norm.affine else shift
+        return scale, shift if norm.bias is None else shift + norm.bias
 
     @torch.no_grad()
     def weights(self) -> tuple[Tensor, Tensor]:
