@@ -574,6 +574,92 @@ def test_masks_of_biases_are_held():
     assert dense[0].bias[mask["0.bias"]].all()
 
 
+class Shared(nn.Module):
+    """One layer under three names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding=1)
+        self.again, self.both = self.first, nn.Sequential(self.first, nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        return self.both(self.again(self.first(x)))
+
+
+def test_a_shared_layer_keeps_its_momentum():
+    net = Shared().train()
+    mask = {"first.weight": floats(4, 4, 3, 3) > 0}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    held = dp.hold(net, optimizer, mask)
+    net(floats(5, 4, 6, 6)).square().sum().backward()
+    optimizer.step()
+    held.release()
+    sparse, moved = dp.sparsify(net, mask, floats(1, 4, 6, 6), optimizer, layers="sparse")
+    assert moved.state[sparse.get_parameter("again.weight")]["momentum_buffer"].dim() == 1
+    assert_near(sparse(floats(9, 4, 6, 6)), net(floats(9, 4, 6, 6)))
+    dense, back = dp.densify(sparse, moved)
+    assert dense.first is dense.again is dense.both[0]
+    expected = optimizer.state[net.first.weight]["momentum_buffer"]
+    assert torch.equal(back.state[dense.first.weight]["momentum_buffer"], expected)
+    assert list(sparse.state_dict()) == list(net.state_dict())
+
+
+class AnyNumber(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, *inputs, **_):
+        return sum(self.layer(x) for x in inputs)
+
+
+def test_several_inputs():
+    net = AnyNumber()
+    mask = random_mask(net, 0.3)
+    sparse, dense = dp.sparsify(net, mask, (floats(1, 4), floats(1, 4))), masked(net, mask)
+    for count in (1, 3):
+        assert_near(sparse(*[floats(9, 4)] * count), dense(*[floats(9, 4)] * count))
+    bilinear = Sum().eval()
+    kept = random_mask(bilinear, 0.3)
+    sparse, dense = dp.sparsify(bilinear, kept, (floats(1, 4), floats(1, 3))), masked(bilinear, kept)
+    for first, second in ((9, 9), (1, 1), (9, 1), (1, 9)):  # also where torch stretches a batch of one
+        with torch.no_grad():
+            assert_near(sparse(floats(first, 4), y=floats(second, 3)), dense(floats(first, 4), floats(second, 3)))
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(3, 5)
+
+    def forward(self, x, y):
+        return torch.relu(self.a(x) + self.b(y))
+
+
+def test_an_optimiser_of_a_part_of_the_network():
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 4))
+    mask = {"0.weight": floats(4, 2, 3, 3) > 0, "2.weight": floats(4, 4) > 0}
+    optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    sparse, moved = dp.sparsify(net, mask, floats(1, 4, 3, 3), optimizer)
+    before = sparse.get_parameter("0.weight").clone()
+    sparse(floats(5, 4, 3, 3)).square().sum().backward()
+    moved.step()
+    assert torch.equal(sparse.get_parameter("0.weight"), before)
+    assert not before[~mask["0.weight"]].any()
+    assert not sparse.get_parameter("0.weight").grad[~mask["0.weight"]].any()
+
+
+def test_a_network_that_was_made_double_says_so():
+    net = nn.Sequential(nn.Linear(4, 3)).eval()
+    sparse = dp.sparsify(net, random_mask(net, 0.3), floats(1, 4), layers="sparse").double()
+    for count in (1, 9):
+        for learns in (True, False):
+            with torch.set_grad_enabled(learns), pytest.raises(ValueError, match="compute in float32 on the CPU"):
+                sparse(floats(count, 4).double())
+    sparse.float()
+    assert sparse(floats(1, 4)).shape == (1, 3)
+
+
 def test_layers_with_hooks_stay_as_they_are():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     seen = []

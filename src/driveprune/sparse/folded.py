@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from driveprune.sparse.blocked import check_kind
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 
@@ -45,6 +46,7 @@ class Folded:
         version = self.version()
         if self._known is None or self._known[0] != version:
             assert self.layer is not None
+            check_kind(self.layer.weight)
             scale, shift = self.scale_and_shift()
             outputs = torch.from_numpy(self.layer.kernel.layer.places[:, 0])
             bias = shift if self.layer.bias is None else self.layer.bias * scale + shift
