@@ -65,6 +65,8 @@ def check(seed):
             with torch.set_grad_enabled(learns):
                 for found, expected in zip(sparse(x), exact(x.double()), strict=True):
                     assert_near(found, expected, 5e-5)
+    if [kind for kind, _, _ in net.plan].count("dropout") > 1:
+        return  # side by side they may draw in another order
     outputs, models = [], (sparse.train(), masked(net, mask).train())
     for model in models:
         torch.manual_seed(1)  # dropout draws the same
