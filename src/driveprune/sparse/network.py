@@ -124,7 +124,8 @@ def write_back(model: nn.Module, dense: nn.Module) -> dict[Tensor, Successor]:
 
     """
     own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(_named_buffers(model))}
-    at = {path: module for path, module in model.named_modules() if isinstance(module, SparseLayer)}
+    modules = model.named_modules(remove_duplicate=False)  # a shared layer by all of its names
+    at = {path: module for path, module in modules if isinstance(module, SparseLayer)}
     found: dict[Tensor, Successor] = {}
     for name, tensor in (*dense.named_parameters(remove_duplicate=False), *_named_buffers(dense)):
         layer = at.get(name.rpartition(".")[0]) if name.rpartition(".")[2] == "weight" else None
