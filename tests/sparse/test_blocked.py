@@ -64,10 +64,16 @@ def test_only_wanted_gradients_are_computed(monkeypatch):
     assert called == ["weight_gradient"]
 
 
+def without_shift(norm):
+    norm.bias = None
+    return norm
+
+
 def norms(channels):
     return {
         "plain": nn.BatchNorm2d(channels),
         "without scale": nn.BatchNorm2d(channels, affine=False),
+        "without shift": without_shift(nn.BatchNorm2d(channels)),
         "without statistics": nn.BatchNorm2d(channels, track_running_stats=False),
         "cumulative": nn.BatchNorm2d(channels, momentum=None),
         "slow": nn.BatchNorm2d(channels, momentum=0.01, eps=0.1),
@@ -83,9 +89,8 @@ def test_normalise(name, training):
 
 
 def check_norm(norm, training, relu, with_plus, count):
-    if norm.affine:
-        nn.init.uniform_(norm.weight, -1, 1)
-        nn.init.uniform_(norm.bias, -1, 1)
+    for weight in norm.parameters():
+        nn.init.uniform_(weight, -1, 1)
     norm.train(training)
     exact = copy.deepcopy(norm).double()
     for step in range(3):  # the statistics follow

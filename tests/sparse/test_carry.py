@@ -23,7 +23,7 @@ OPTIMIZERS = {
     "radam": lambda p: torch.optim.RAdam(p, lr=1e-3),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, centered=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "adadelta": torch.optim.Adadelta,
     "adamax": lambda p: torch.optim.Adamax(p, lr=1e-3),
     "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),

@@ -13,6 +13,7 @@ from tests.sparse.literal import assert_near, floats
 @pytest.fixture(autouse=True)
 def _nothing_measured(monkeypatch):
     monkeypatch.setattr(choice, "_measured", {})
+    monkeypatch.setattr(choice, "WORTH_MEASURING", 0)
 
 
 def layer(density, outputs=20, inputs=30):
@@ -30,6 +31,14 @@ def test_clearly_sparse_layers_are_not_measured(monkeypatch):
     clock(monkeypatch, 0.0, 1.0)
     assert not choice.is_dense_faster(layer(0.1), torch.Size([1, 30]))
     assert not choice._measured
+
+
+def test_tiny_layers_are_not_measured(monkeypatch):
+    clock(monkeypatch, 0.0, 1.0)
+    monkeypatch.setattr(choice, "WORTH_MEASURING", 20 * 30 * choice.BATCH + 1)
+    assert not choice.is_dense_faster(layer(0.9), torch.Size([1, 30]))
+    monkeypatch.setattr(choice, "WORTH_MEASURING", 20 * 30 * choice.BATCH)
+    assert choice.is_dense_faster(layer(0.9), torch.Size([1, 30]))
 
 
 @pytest.mark.parametrize(("dense", "expected"), [(0.5, True), (0.84, True), (0.86, False), (2.0, False)])

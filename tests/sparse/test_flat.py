@@ -9,6 +9,7 @@ from torch import nn
 import driveprune as dp
 from driveprune.sparse import flat
 from tests.sparse.literal import Residual, assert_near, floats, masked, spoken
+from tests.sparse.test_blocked import without_shift
 from tests.sparse.test_kernels import cases
 
 
@@ -39,8 +40,7 @@ def test_flat_blocked_and_dense_agree(threads, monkeypatch):
     torch.set_num_threads(threads)
     monkeypatch.setattr(flat, "PARALLEL_WORK", 0)
     net = spoken(Residual().eval())
-    mask = {name: floats(*net.get_parameter(name).shape) > 1 for name in ("stem.weight", "left.weight", "right.weight",
-                                                                          "side.weight", "head.weight")}  # fmt: skip
+    mask = {name: floats(*p.shape) > 1 for name, p in net.named_parameters() if p.dim() > 1}
     sparse = dp.sparsify(net, mask, floats(1, 3, 9, 11), layers="sparse")
     x = floats(4, 3, 9, 11)
     expected = masked(net, mask).double()(x.double())
@@ -59,6 +59,7 @@ def test_flat_blocked_and_dense_agree(threads, monkeypatch):
         [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)],
         [nn.Flatten(), nn.Dropout(0.5), nn.Linear(6 * 63, 5), nn.BatchNorm1d(5)],
         [nn.ReLU(), nn.BatchNorm2d(6), nn.Identity()],
+        [nn.BatchNorm2d(6, affine=False), nn.ReLU(), without_shift(nn.BatchNorm2d(6))],
         [nn.Conv2d(6, 4, 1, stride=2), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 5, 1, stride=2)],
     ],
 )

@@ -47,6 +47,14 @@ def run(kernel: Callable[..., object], *args: Any) -> None:
     kernel(*(flat(each) if isinstance(each, Tensor) else each for each in args))
 
 
+def check_kind(values: Tensor) -> None:
+    """An error if a network was made another one than the kernels know after it was made sparse."""
+    if values.dtype != torch.float32 or values.device.type != "cpu":
+        raise ValueError(
+            f"the sparse kernels compute in float32 on the CPU, but the weights are {values.dtype} on {values.device}"
+        )
+
+
 def flat(x: Tensor) -> Floats:
     """A contiguous tensor as a flat array on the same memory."""
     found: Floats = x.detach().reshape(-1).numpy()
@@ -90,6 +98,7 @@ class Kernel:
         self, make: Any, size: tuple[int, int], x: Tensor, values: Tensor, bias: Tensor | None, out: Tensor,
         plus: Tensor | None, relu: bool,
     ) -> None:  # fmt: skip
+        check_kind(values)
         given = np.zeros(out.shape[1], np.float32) if bias is None else flat(bias)
         count = threads()
         for first, jobs, tiling in self._pieces(make, size, out):
@@ -224,8 +233,8 @@ def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = N
     assert variances is not None
     if norm.training and norm.running_mean is not None:
         _follow(norm, means, variances, numbers)
-    ones = norm.weight if norm.affine else torch.ones_like(means)
-    zeros = norm.bias if norm.affine else torch.zeros_like(means)
+    ones = torch.ones_like(means) if norm.weight is None else norm.weight
+    zeros = torch.zeros_like(means) if norm.bias is None else norm.bias
     other = None if plus is None else plus.contiguous()
     found: Tensor = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
     return found

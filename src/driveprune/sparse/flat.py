@@ -78,7 +78,10 @@ class FlatRegion:
     def __call__(self, *images: Tensor) -> list[Tensor]:
         """The outputs for inputs of one image each, without the dimension of the batch."""
         self._refresh()
-        memory = self._free.pop() if self._free else self._memory()
+        try:
+            memory = self._free.pop()
+        except IndexError:  # all are in use, by other threads
+            memory = self._memory()
         arena, scratch, lines = memory
         for name, image in zip(self._inputs, images, strict=True):
             value = self._values[name]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from driveprune.sparse.blocked import check_kind
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 
@@ -35,9 +36,9 @@ class Folded:
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = (norm.running_var + norm.eps).rsqrt()
-        scale = scale * norm.weight if norm.affine else scale
+        scale = scale if norm.weight is None else scale * norm.weight
         shift = -norm.running_mean * scale
-        return scale, shift + norm.bias if norm.affine else shift
+        return scale, shift if norm.bias is None else shift + norm.bias
 
     @torch.no_grad()
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -45,6 +46,7 @@ class Folded:
         version = self.version()
         if self._known is None or self._known[0] != version:
             assert self.layer is not None
+            check_kind(self.layer.weight)
             scale, shift = self.scale_and_shift()
             outputs = torch.from_numpy(self.layer.kernel.layer.places[:, 0])
             bias = shift if self.layer.bias is None else self.layer.bias * scale + shift

@@ -82,7 +82,7 @@ def sparsify(
         rest = {name: kept for name, kept in mask.items() if name not in sparse}
         successors = _successors(plain, net, at)
         new = None if optimizer is None else carried(optimizer, successors)
-        held = hold(net, new, rest) if rest else None
+        held = hold(net, new if _trains(new, net, rest) else None, rest) if rest else None
         net.origin = Origin(_skeleton(plain), held)  # type: ignore[assignment]
         net.mask = Mask(mask, getattr(mask, "provenance", {}))  # type: ignore[assignment]
         _set_modes(net, plain)
@@ -124,7 +124,7 @@ def write_back(model: nn.Module, dense: nn.Module) -> dict[Tensor, Successor]:
 
     """
     own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(_named_buffers(model))}
-    modules = model.named_modules(remove_duplicate=False)
+    modules = model.named_modules(remove_duplicate=False)  # a shared layer by all of its names
     at = {path: module for path, module in modules if isinstance(module, SparseLayer)}
     found: dict[Tensor, Successor] = {}
     for name, tensor in (*dense.named_parameters(remove_duplicate=False), *_named_buffers(dense)):
@@ -282,6 +282,8 @@ def _captured(
         found = traced.trace(net, training=True, leaves=(SparseLayer, SameDropout))
     except ValueError:  # the user's own code calls the layers, one by one
         return net, None
+    if any(node.op == "placeholder" and str(node.target).startswith("*") for node in found.graph.nodes):
+        return net, None  # any number of inputs
     read = {str(node.target) for node in found.graph.nodes if node.op == "get_attr"}
     used = [layer for path, layer in _places(plain, replaced).items() if _weight_of(path) in read]
     if not used:
@@ -306,8 +308,16 @@ def _successors(plain: nn.Module, net: nn.Module, at: Mapping[str, SparseLayer])
     found: dict[Tensor, Successor] = {}
     for name, old in plain.named_parameters(remove_duplicate=False):
         layer = at.get(name.rpartition(".")[0]) if name.rpartition(".")[2] == "weight" else None
-        found[old] = Successor(new[name], _keeper(layer))
+        found.setdefault(old, Successor(new[name], _keeper(layer)))  # a shared layer is known by its first name
     return found
+
+
+def _trains(optimizer: Optimizer | None, net: nn.Module, names: Mapping[str, Tensor]) -> bool:
+    """Whether an optimiser has one of these weights."""
+    known = dict(net.named_parameters(remove_duplicate=False))
+    groups = [] if optimizer is None else optimizer.param_groups
+    trained = {weight for group in groups for weight in group["params"]}
+    return any(known[name] in trained for name in names)
 
 
 def _keeper(layer: SparseLayer | None) -> Any:
