@@ -1,9 +1,9 @@
 """The command `driveprune`: one short function a command, in the order of its help."""
 
-import os
+import os  # noqa: I001  # commands in the order of the help
 import sys
 
-from driveprune.cli import runs, reports, cuts, delivery, looking, data  # noqa: F401, I001
+from driveprune.cli import runs, reports, cuts, delivery, looking, data  # noqa: F401
 from driveprune.cli.app import app
 
 __all__ = ["app", "main"]
