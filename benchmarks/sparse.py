@@ -37,6 +37,7 @@ from engines import Job
 from torch import Tensor, nn
 
 import driveprune as dp
+from driveprune.engine import Engine
 
 Row = dict[str, object]
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -84,7 +85,7 @@ class Case:
         return (0.81 / 0.95) / self.mac_density
 
     def sparse(self, train: bool) -> nn.Module:
-        """The sparse network to train, or to run, for the threads that torch has now."""
+        """The sparse network to train, or to run, for the number of threads that torch has now."""
         if not self.limited:  # no channel is dead in it
             return dp.sparsify(copy.deepcopy(self.net).train(train), self.mask, EXAMPLE)
         if train not in self.compacted:
@@ -94,9 +95,11 @@ class Case:
         return dp.sparsify(small, small.mask, EXAMPLE).train(train)
 
 
-def training(net: nn.Module, x: Tensor, y: Tensor) -> Job:
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
+
+def training(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Job:
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(net(x), y).backward()
@@ -130,14 +133,32 @@ def batch_of(size: int) -> tuple[Tensor, Tensor]:
 
 def training_rows(model: str, cases: list[Case], threads: int, quick: bool) -> list[Row]:
     x, y = batch_of(SIZES[STEP])
-    dense = copy.deepcopy(cases[0].net).train().to(memory_format=torch.channels_last)
-    nets = {case.name: case.sparse(train=True) for case in cases}
-    jobs = {"torch eager": training(dense, x.contiguous(memory_format=torch.channels_last), y)}
-    jobs |= {name: training(net, x, y) for name, net in nets.items()}
+    last = x.contiguous(memory_format=torch.channels_last)
+    dense = dense_net(cases[0])
+    nets = {case.name: case.sparse(train=True) for case in cases if case.limited}
+    autos = {case.name: chosen(case, last, y) for case in cases if not case.limited}
+    jobs = {"torch eager": training(dense, sgd(dense), last, y)}
+    jobs |= {name: training(net, sgd(net), x, y) for name, net in nets.items()}
+    jobs |= {name: training(auto.model, auto.optimizer, last, y) for name, auto in autos.items()}
     seconds = timed(jobs, STEP, quick)
     rows = [speed_row(model, case, STEP, threads, seconds, ["torch eager"]) for case in cases]
+    for row, case in zip(rows, cases, strict=True):
+        if case.name in autos:
+            row["auto_chose"] = autos[case.name].used
     memory = [memory_row(model, case, nets[case.name]) for case in cases if case.limited]
     return [*rows, *(memory if threads > 1 else [])]
+
+
+def dense_net(case: Case) -> nn.Module:
+    return copy.deepcopy(case.net).train().to(memory_format=torch.channels_last)
+
+
+def chosen(case: Case, x: Tensor, y: Tensor) -> Engine:
+    """The engine "auto", as `fit` and `driveprune run` use it, after its choice."""
+    net = dense_net(case)
+    engine = Engine("auto", net, sgd(net), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+    engine.begin(case.mask, (x, y))
+    return engine
 
 
 def inference_rows(
@@ -169,7 +190,7 @@ def speed_row(
     if not case.limited:
         speedup = measure.ratio(seconds, "torch eager", case.name)
         return {
-            "question": f"{about}: times faster than torch eager",
+            "question": f"{about}: times faster than torch eager, auto",
             "ratio": round(speedup, 3),
             "limit": f">= {NEVER_SLOWER}",
             "holds": speedup >= NEVER_SLOWER,

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import driveprune as dp
-from driveprune.cli import app
+from driveprune.cli import app, main
 from tests.nets import mlp
 
 
@@ -131,6 +131,25 @@ def test_bench_a_run_and_draw_it(runs, tmp_path):
     assert found["timings"][0]["speedup"] > 0
     assert "must end with .svg" in run(*words, "-o", str(tmp_path / "bench.gif")).stderr
     assert "--batches" in run("bench", str(folder(runs, "drive")), "--batches", "x").stderr
+
+
+def test_bench_measures_with_threads_that_sleep_while_they_wait(monkeypatch):
+    class BeganAgainError(Exception):
+        pass
+
+    def execve(program, words, env):
+        assert words[1:] == ["-m", "driveprune", "bench", "x"]
+        assert env["OMP_WAIT_POLICY"] == "passive"
+        raise BeganAgainError
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr("sys.argv", ["driveprune", "bench", "x"])
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with pytest.raises(BeganAgainError):
+        main()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    with pytest.raises(SystemExit):
+        main()  # there is no file x
 
 
 def test_watch_shows_what_is_there(runs, tmp_path):

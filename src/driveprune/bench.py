@@ -26,7 +26,7 @@ from driveprune.summary import summary
 
 SECONDS = 2.0
 """Time for one comparison, if the rounds are not given."""
-ROUNDS = 5, 60
+ROUNDS = 6, 600
 """At least, and at most so many of them."""
 NOISE = 0.05
 """Times that differ by less are the same: rounds differ by so much even on a quiet machine."""
@@ -253,18 +253,19 @@ def _measured(
     last = tree_map_only(Tensor, _channels_last, batch.args), tree_map_only(Tensor, _channels_last, batch.kwargs)
     make = _step if train else _inference
     jobs = {"dense": make(dense, Inputs(*last)), "sparse": make(sparse, batch)}
-    count = rounds or _rounds(jobs)
-    return {name: fastest(values) for name, values in interleaved(jobs, count).items()}
+    seconds = _for_a_while(jobs) if rounds is None else interleaved(jobs, rounds)
+    return {name: fastest(values) for name, values in seconds.items()}
 
 
-def _rounds(jobs: Mapping[str, Job]) -> int:
+def _for_a_while(jobs: Mapping[str, Job]) -> dict[str, list[float]]:
     """As many rounds as there is time for."""
-    for job in jobs.values():
-        job()  # compiles kernels, makes tables
-    start = time.perf_counter()
-    for job in jobs.values():
-        job()
-    return min(max(int(SECONDS / (time.perf_counter() - start)), ROUNDS[0]), ROUNDS[1])
+    found = interleaved(jobs, 2, warmup=2)  # compiles kernels, makes tables
+    start, count = time.perf_counter(), 2
+    while count < ROUNDS[0] or (count < ROUNDS[1] and time.perf_counter() - start < SECONDS):
+        for name, values in interleaved(jobs, 2, warmup=0).items():
+            found[name] += values
+        count += 2
+    return found
 
 
 def _inference(net: nn.Module, batch: Inputs) -> Job:

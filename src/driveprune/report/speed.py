@@ -38,7 +38,8 @@ def _draw(axes: Axes, timings: list[Timing]) -> None:
     colours = [_colour(each.speedup) for each in timings]
     bars = axes.bar([str(each.batch) for each in timings], [each.speedup for each in timings], 0.6, color=colours)
     words = [f"{each.speedup:.1f}×\n{milliseconds(each.dense)} → {milliseconds(each.sparse)} ms" for each in timings]
-    axes.bar_label(bars, words, fontsize=7, padding=2)
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    axes.bar_label(bars, words, fontsize=7, padding=3, bbox=paper)
     line = palette.colour(DENSE, [DENSE])
     axes.axhline(1, color=line, linestyle=":", linewidth=1.2)
     axes.annotate("dense", (1, 1), xycoords=("axes fraction", "data"), xytext=(2, 0), textcoords="offset points",
