@@ -55,7 +55,7 @@ def test_what_cannot_be_traced():
             return y
 
     for net in (Branch(), Writer()):
-        with pytest.raises(ValueError, match="torch.fx cannot trace the network, so it cannot be compacted"):
+        with pytest.raises(ValueError, match="torch.fx cannot trace the network, so its channels cannot be followed"):
             traced.trace(net)
 
 

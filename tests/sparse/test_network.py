@@ -692,3 +692,27 @@ def test_paper_networks_run_in_one_region():
         for count in (1, 9):
             with torch.no_grad():
                 assert_near(sparse(floats(count, 3, 32, 32)), exact(floats(count, 3, 32, 32).double()), 1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_auto_lets_torch_compute_what_the_kernels_do_not_make_faster(training, monkeypatch):
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)).train(training)
+    mask = {"0.weight": torch.rand(30, 20) < 0.9, "2.weight": torch.rand(5, 30) < 0.9}
+    dp.apply(model, mask)
+    x = torch.randn(7, 20)
+    for share, dense in ((0.0, True), (1e9, False)):
+        monkeypatch.setattr("driveprune.sparse.network.NO_SLOWER", share)
+        fast = dp.sparsify(model, mask, x[:1])
+        assert fast.dense is dense
+        torch.testing.assert_close(fast(x), model(x))
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x))
+            fast.get_parameter("0.weight").mul_(2)
+            torch.testing.assert_close(fast(x), dp.densify(fast)(x))
+
+
+def test_auto_does_not_measure_a_network_that_is_clearly_sparse(monkeypatch):
+    monkeypatch.setattr("driveprune.sparse.network._pass_seconds", lambda *_: pytest.fail("measured"))
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    mask = {"0.weight": torch.rand(30, 20) < 0.1, "2.weight": torch.rand(5, 30) < 0.1}
+    assert not dp.sparsify(model, mask, torch.randn(1, 20)).dense

@@ -30,6 +30,7 @@ class SparseLayer(nn.Module):
         self.bias = None
         if bias is not None:
             self.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+        self._kept: tuple[object, Tensor] | None = None
         self.dense = False
         """Whether the layer is computed with zeros filled in, because that is faster."""
         full = kept.view(*kept.shape, *[1] * (4 - kept.dim()))
@@ -65,10 +66,19 @@ class SparseLayer(nn.Module):
 
     def forward_dense(self, x: Tensor, values: Tensor | None = None) -> Tensor:
         """The same by torch's own operation, with other values than the layer's own if they are given."""
-        weight = self.full(self.weight if values is None else values)
+        weight = self._filled() if values is None else self.full(values)
         if self.dims == 2:
             return F.linear(x, weight, self.bias)
         return F.conv2d(x, weight, self.bias, *self.geometry)
+
+    def _filled(self) -> Tensor:
+        """The full weight; for inference it is kept until the values change."""
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return self.full(self.weight)
+        version = id(self.weight), self.weight.data_ptr(), self.weight._version
+        if self._kept is None or self._kept[0] != version:
+            self._kept = version, self.full(self.weight.detach())
+        return self._kept[1]
 
     def extra_repr(self) -> str:
         """For printing the network."""

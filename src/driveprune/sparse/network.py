@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune import traced
 from driveprune.compact import SameDropout
@@ -19,11 +23,14 @@ from driveprune.graph import Inputs, inputs_of
 from driveprune.hold import Held, hold
 from driveprune.mask import Mask, apply, check_fits, unwrap
 from driveprune.sparse.carry import Successor, carried
-from driveprune.sparse.choice import is_dense_faster
+from driveprune.sparse.choice import BATCH, CLEARLY_SPARSE, is_dense_faster
 from driveprune.sparse.layers import SparseLayer, sparse_layer
 from driveprune.sparse.region import Region, step_of
 
 Layers = Literal["auto", "sparse"]
+
+NO_SLOWER = 0.97
+"""The sparse kernels are used if they take less than this share of torch's time: a measurement is not exact."""
 
 
 @overload
@@ -86,6 +93,8 @@ def sparsify(
         net.origin = Origin(_skeleton(plain), held)  # type: ignore[assignment]
         net.mask = Mask(mask, getattr(mask, "provenance", {}))  # type: ignore[assignment]
         _set_modes(net, plain)
+        if layers == "auto" and isinstance(net, SparseNetwork):
+            _take_the_faster(net, inputs)
         return net if new is None else (net, new)
 
 
@@ -170,6 +179,8 @@ class SparseNetwork(nn.Module):
         for module in self.modules():
             if getattr(module, "inplace", None) is True:
                 module.inplace = False  # type: ignore[assignment]  # the order of regions is not that of the code
+        self.dense = False
+        """Whether torch computes everything, with zeros filled in, because that is faster."""
         self.graph, self.parts, self.regions = _with_regions(found, self, inputs, layers)
 
     def _take_constant(self, found: fx.GraphModule, name: str) -> None:
@@ -203,7 +214,7 @@ class SparseNetwork(nn.Module):
         target: Any = node.target
         if node.op == "call_module":
             region = self.regions.get(target)
-            if region is not None and region.fits(*args):
+            if region is not None and not self.dense and region.fits(*args):
                 found = region(*args)
                 return found[0] if len(found) == 1 else found
             if region is not None:
@@ -429,6 +440,51 @@ def _shapes(found: fx.GraphModule, inputs: Inputs) -> dict[str, torch.Size]:
         and value.dim() in {2, 4}
         and value.numel()
     }
+
+
+def _take_the_faster(net: SparseNetwork, inputs: Inputs) -> None:
+    """Let torch compute the whole network if the sparse kernels do not pay, by a measurement of both."""
+    layers = [module for module in net.modules() if isinstance(module, SparseLayer)]
+    kept = sum(layer.weight.numel() for layer in layers)
+    if kept < CLEARLY_SPARSE * sum(math.prod(layer.shape) for layer in layers):
+        return
+    twin = copy.deepcopy(net)
+    for size in (BATCH,) if net.training else (1, BATCH):
+        given = Inputs(*tree_map(partial(_repeated, size=size), (inputs.args, inputs.kwargs)))
+        sparse = _pass_seconds(twin, given)
+        filled = copy.deepcopy(net)
+        _fill_in(filled)
+        if sparse > NO_SLOWER * _pass_seconds(filled, given):
+            _fill_in(net)
+            return
+
+
+def _fill_in(net: SparseNetwork) -> None:
+    """Compute with zeros from now on."""
+    net.dense = True
+    for module in net.modules():
+        if isinstance(module, SparseLayer):
+            module.dense = True
+
+
+def _repeated(leaf: Any, size: int) -> Any:
+    """An example as a batch of a size."""
+    if not isinstance(leaf, Tensor) or not leaf.dim():
+        return leaf
+    return leaf[:1].expand(size, *leaf.shape[1:]).contiguous()
+
+
+def _pass_seconds(net: nn.Module, inputs: Inputs) -> float:
+    """The least time of a few passes, in training with the way back."""
+    times = []
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(net.training):
+        for _ in range(5):
+            start = time.perf_counter()
+            leaves = [leaf for leaf in tree_leaves(net(*inputs.args, **inputs.kwargs)) if isinstance(leaf, Tensor)]
+            if net.training:
+                sum(leaf.sum() for leaf in leaves if leaf.requires_grad).backward()  # type: ignore[union-attr]
+            times.append(time.perf_counter() - start)
+    return min(times[1:])
 
 
 def _choose(found: fx.GraphModule, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> None:
