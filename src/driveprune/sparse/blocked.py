@@ -107,7 +107,7 @@ class Kernel:
             run(
                 kernels.correlate, x, out, out if plus is None else plus, plus is not None, weights, given, first,
                 jobs, -(-count // jobs), tiling.sizes, tiling.bands, tiling.runs, tiling.inward, tiling.outward,
-                tiling.starts, tiling.offsets, scratch, relu,
+                tiling.aside, tiling.starts, tiling.offsets, scratch, relu,
             )  # fmt: skip
 
     def _pieces(self, make: Any, size: tuple[int, int], out: Tensor) -> list[tuple[int, int, Tiling]]:

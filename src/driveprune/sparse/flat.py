@@ -26,7 +26,7 @@ from driveprune.sparse.vector import LANES
 TILE_ROOM = 8 * LANES
 """Numbers that may be read behind the end."""
 
-PARALLEL_WORK = 60_000
+PARALLEL_WORK = 1_000_000
 """Vector operations that a step must have to be worth the waking of other threads."""
 
 

@@ -80,6 +80,7 @@ def _stretch(left, x, offsets, values, begin, end, where, place, line, base, ste
 def _outputs(arena, step, scratch, line, zero, offsets, values, starts, bias, low, high):
     """The outputs `low` to `high` of a layer: each as a line of pixels, then without those between the rows."""
     rows, columns, pitch = step[ROWS], step[COLUMNS], step[PITCH]
+    has_plus, relu = step[PLUS] >= 0, step[RELU] != 0
     vectors = ((rows - 1) * pitch + columns + LANES - 1) // LANES
     where = np.zeros(1, np.int64)
     for o in range(low, high):
@@ -91,16 +92,25 @@ def _outputs(arena, step, scratch, line, zero, offsets, values, starts, bias, lo
             done += _stretch(
                 vectors - done, scratch, offsets, values, begin, end, where, 0, line, 0, LANES, FROM_BIAS, shift, line
             )
-        to = step[OUTPUT] + o * rows * columns
-        other = step[PLUS] + o * rows * columns
+        to, other = step[OUTPUT] + o * rows * columns, step[PLUS] + o * rows * columns
         for y in range(rows):
-            for x in range(columns):
-                value = line[y * pitch + x]
-                if step[PLUS] >= 0:
-                    value += arena[other + y * columns + x]
-                if step[RELU] and value <= 0:
-                    value = zero
-                arena[to + y * columns + x] = value
+            _take_row(arena, to + y * columns, line, y * pitch, columns, has_plus, other + y * columns, relu)
+
+
+@numba.njit(inline="always")
+def _take_row(arena, to, line, begin, columns, has_plus, other, relu):
+    """A row of an output out of its line."""
+    zero = np.float32(0.0)
+    if has_plus:
+        for x in range(columns):
+            line[begin + x] += arena[other + x]
+    if relu:
+        for x in range(columns):
+            value = line[begin + x]
+            arena[to + x] = zero if value <= zero else value
+    else:
+        for x in range(columns):
+            arena[to + x] = line[begin + x]
 
 
 @compiled()
@@ -140,8 +150,28 @@ def _affine(arena, step, zero, scales, low, high):
 
 
 @compiled()
+def _halve(arena, step, low, high):
+    """Max pooling over windows of 2×2 side by side."""
+    height, width, rows, columns = step[HEIGHT], step[WIDTH], step[ROWS], step[COLUMNS]
+    for c in range(low, high):
+        source, to = step[INPUT] + c * height * width, step[OUTPUT] + c * rows * columns
+        for y in range(rows):
+            above, below = source + 2 * y * width, source + (2 * y + 1) * width
+            for x in range(columns):
+                a, b = arena[above + 2 * x], arena[above + 2 * x + 1]
+                d, e = arena[below + 2 * x], arena[below + 2 * x + 1]
+                a = a if b <= a or np.isnan(a) else b
+                d = d if e <= d or np.isnan(d) else e
+                arena[to + y * columns + x] = a if d <= a or np.isnan(a) else d
+
+
+@compiled()
 def _max_pool(arena, step, low, high):
     height, width, rows, columns = step[HEIGHT], step[WIDTH], step[ROWS], step[COLUMNS]
+    pairs = step[KERNEL_ROWS] == step[KERNEL_COLUMNS] == step[ROW_STRIDE] == step[COLUMN_STRIDE] == 2
+    if pairs and step[TOP] == 0 and step[LEFT] == 0:
+        _halve(arena, step, low, high)
+        return
     for c in range(low, high):
         source, to = step[INPUT] + c * height * width, step[OUTPUT] + c * rows * columns
         for y in range(rows):

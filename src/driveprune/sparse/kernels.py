@@ -25,6 +25,7 @@ from driveprune.sparse.vector import (
     clip_slope,
     copy_vector,
     deviations,
+    make_finish,
     make_products,
     make_tile,
     max_vector,
@@ -45,7 +46,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 (
     INPUTS, HEIGHT, WIDTH, OUTPUTS, OUT_PLANE, BLOCKS, ROWS, COLUMNS, STRIDE, LEFT, ROW_PITCH, BLOCK_PITCH,
-    CHANNEL_PITCH, GROUPS, STEP, ACROSS,
+    CHANNEL_PITCH, GROUPS, STEP, ACROSS, SUMS,
 ) = SIZES.values()  # fmt: skip
 
 
@@ -63,6 +64,7 @@ def compiled(*, parallel: bool = False) -> Callable[[_F], _F]:
 
 
 _tile_1x8, _tile_2x4, _tile_4x2, _tile_8x1 = (make_tile(TILE // run, run) for run in (8, 4, 2, 1))
+_finish_1x8, _finish_2x4, _finish_4x2, _finish_8x1 = (make_finish(TILE // run, run) for run in (8, 4, 2, 1))
 _products_1x8, _products_2x4, _products_4x2, _products_8x1 = (make_products(TILE // run, run) for run in (8, 4, 2, 1))
 
 
@@ -123,35 +125,67 @@ def _tile(kind, x, weights, begin, end, table, place, out, base, step, start, bi
         _tile_8x1(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
 
 
+@numba.njit(inline="always")
+def _finish(kind, sums, begin, outward, place, out, base, step, plus, has_plus, relu):
+    """The sums of one output over one tile of a kind to where they belong."""
+    if kind == 0:
+        _finish_1x8(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+    elif kind == 1:
+        _finish_2x4(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+    elif kind == 2:
+        _finish_4x2(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+    else:
+        _finish_8x1(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+
+
+@compiled()
+def _sum_groups(kind, scratch, weights, starts, key, sizes, table, place, bias, low, high):
+    """The sums of all outputs over one tile, side by side, one group of inputs after the other."""
+    outputs = sizes[OUTPUTS]
+    for group in range(sizes[GROUPS]):
+        start = FROM_BIAS if group == 0 else FROM_OUTPUT
+        for o in range(low, high):
+            begin, end = starts[key + group * outputs + o], starts[key + group * outputs + o + 1]
+            if begin < end or group == 0:
+                _tile(
+                    kind, scratch, weights, begin, end, table, place, scratch, sizes[SUMS] + o * TILE * LANES, LANES,
+                    start, bias[o], scratch, False,
+                )  # fmt: skip
+
+
 @compiled()
 def correlate_blocks(
-    x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, starts, offsets,
-    scratch, start, relu,
+    x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, aside, starts,
+    offsets, scratch, start, relu,
 ):  # fmt: skip
     """The outputs `low` to `high` of as many blocks of images as the tables are for."""
     groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
-    weights, table = (offsets, values), (inward, outward)
+    weights, table, side = (offsets, values), (inward, outward), (inward, aside)
     for band in range(len(bands)):
         _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band, 0], scratch)
-        for group in range(groups):
-            begins = start if group == 0 else FROM_OUTPUT
-            last = relu and group == groups - 1
-            for r in range(bands[band, 1], bands[band, 2]):
-                key, kind = (runs[r, 0] * groups + group) * outputs, runs[r, 1]
-                for t in range(runs[r, 2], runs[r, 3]):
-                    for o in range(low, high):
-                        begin, end = starts[key + o], starts[key + o + 1]
-                        if begin < end or begins != FROM_OUTPUT or last:
-                            _tile(
-                                kind, scratch, weights, begin, end, table, t * TILE, out, out_base + o * plane, step,
-                                begins, bias[o], plus, last,
-                            )  # fmt: skip
+        for r in range(bands[band, 1], bands[band, 2]):
+            key, kind = runs[r, 0] * groups * outputs, runs[r, 1]
+            for t in range(runs[r, 2], runs[r, 3]):
+                if groups > 1:
+                    _sum_groups(kind, scratch, weights, starts, key, sizes, side, t * TILE, bias, low, high)
+                for o in range(low, high):
+                    base = out_base + o * plane
+                    if groups > 1:
+                        _finish(
+                            kind, scratch, sizes[SUMS] + o * TILE * LANES, outward, t * TILE, out, base, step, plus,
+                            start == FROM_BIAS_AND_PLUS, relu,
+                        )  # fmt: skip
+                    else:
+                        _tile(
+                            kind, scratch, weights, starts[key + o], starts[key + o + 1], table, t * TILE, out, base,
+                            step, start, bias[o], plus, relu,
+                        )  # fmt: skip
 
 
 @compiled(parallel=True)
 def correlate(
-    x, out, plus, has_plus, values, bias, first_block, jobs, parts, sizes, bands, runs, inward, outward, starts,
-    offsets, scratch, relu,
+    x, out, plus, has_plus, values, bias, first_block, jobs, parts, sizes, bands, runs, inward, outward, aside,
+    starts, offsets, scratch, relu,
 ):  # fmt: skip
     """Outputs of blocked images: `jobs` pieces of blocks, each in `parts` of the outputs."""
     blocks, outputs = sizes[BLOCKS], sizes[OUTPUTS]
@@ -163,7 +197,7 @@ def correlate(
         low, high = part * outputs // parts, (part + 1) * outputs // parts
         correlate_blocks(
             x, block * in_block, out, block * out_block, plus, values, bias, low, high, sizes, bands, runs, inward,
-            outward, starts, offsets, scratch[numba.get_thread_id()],
+            outward, aside, starts, offsets, scratch[numba.get_thread_id()],
             FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu,
         )  # fmt: skip
 

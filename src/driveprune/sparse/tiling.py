@@ -77,6 +77,8 @@ class Tiling:
     inward: Ints
     outward: Ints
     """Where the stretches of each tile begin, in the scratch and in the output: eight entries a tile."""
+    aside: Ints
+    """The same for tiles whose vectors lie side by side."""
     counted: npt.NDArray[np.float32]
     """1 for each stretch of a tile, 0 for a repetition that fills it up."""
     starts: Ints
@@ -88,7 +90,7 @@ class Tiling:
     @property
     def scratch(self) -> int:
         """Numbers that the scratch of a thread holds, and room for reading a vector too far."""
-        return int(self.sizes[SIZES["inputs"]] * self.sizes[SIZES["channel_pitch"]]) + TILE * LANES
+        return int(self.sizes[SIZES["sums"]] + (self.sizes[SIZES["outputs"]] + 1) * TILE * LANES)
 
     @cached_property
     def by_fours(self) -> Fours:
@@ -119,7 +121,7 @@ SIZES = {
     for number, name in enumerate(
         (
             "inputs", "height", "width", "outputs", "out_plane", "blocks", "rows", "columns", "stride", "left",
-            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "across",
+            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "across", "sums",
         )
     )
 }  # fmt: skip
@@ -234,10 +236,12 @@ def _tiling(
         "out_plane": out[0] * out[1] * LANES, "blocks": blocks, "rows": deep, "columns": columns, "stride": stride[1],
         "left": before[1], "row_pitch": row_pitch, "block_pitch": block_pitch, "channel_pitch": channel_pitch,
         "groups": groups, "step": step, "across": int(across),
+        "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES,
     }  # fmt: skip
     return Tiling(
         np.array([known[name] for name in SIZES], np.int64), _table(bands, 3), _table(tiles.runs, 4),
         _table(tiles.inward, TILE).reshape(-1), _table(tiles.outward, TILE).reshape(-1),
+        _table(tiles.aside, TILE).reshape(-1),
         np.array(tiles.counted, np.float32).reshape(-1), starts, offsets, order,
     )  # fmt: skip
 
@@ -310,6 +314,7 @@ class _Tiles:
         self.runs: list[tuple[int, ...]] = []
         self.inward: list[list[int]] = []
         self.outward: list[list[int]] = []
+        self.aside: list[list[int]] = []
         self.counted: list[list[int]] = []
 
     def add(self, number: int, each: _Class, first: int, end: int) -> None:
@@ -349,4 +354,5 @@ class _Tiles:
             some += some[-1:] * (size - len(some))
             self.inward.append([inward for inward, _ in some] + [0] * (TILE - size))
             self.outward.append([outward for _, outward in some] + [0] * (TILE - size))
+            self.aside.append([a * (TILE // size) * LANES for a in range(TILE)])
         self.runs.append((number, kind, begin, len(self.inward)))

@@ -234,6 +234,49 @@ def clear_vector(_: Any, target: Any, to: Any) -> Any:
     return signature, codegen
 
 
+def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
+    """The sums of one output over one tile, from where they lie side by side to where they belong.
+
+    finish(sums, begin, outward, place, out, base, step, plus, has_plus, relu): out[t] = sums[begin + t] (+ plus[t]),
+    clipped at zero if `relu`, for each vector t of the tile.
+    """
+
+    @intrinsic
+    def finish(
+        _: Any, sums: Any, begin: Any, outward: Any, place: Any, out: Any, base: Any, step: Any, plus: Any,
+        has_plus: Any, relu: Any,
+    ) -> Any:  # fmt: skip
+        int64, boolean = types.int64, types.boolean
+        signature = types.void(sums, int64, outward, int64, out, int64, int64, plus, boolean, boolean)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = _Code(context, builder, signature, args, width)
+            begin, place, base, step, has_plus, relu = (args[n] for n in (1, 3, 5, 6, 8, 9))
+            results, others = (
+                _stepped(code, _places(code, code.at(code.data(n), base), code.data(2), place, stretches), step, run)
+                for n in (4, 7)
+            )
+            values = [code.load(code.at(code.data(0), begin, t * width)) for t in range(len(results))]
+            before = builder.block
+            add, done = builder.append_basic_block("add"), builder.append_basic_block("done")
+            builder.cbranch(has_plus, add, done)
+            builder.position_at_end(add)
+            added = [builder.fadd(value, code.load(other)) for value, other in zip(values, others, strict=True)]
+            builder.branch(done)
+            builder.position_at_end(done)
+            ends = [builder.phi(code.vector) for _ in values]
+            for end, value, larger in zip(ends, values, added, strict=True):
+                end.add_incoming(value, before)
+                end.add_incoming(larger, add)
+            for end, pointer in zip(ends, results, strict=True):
+                code.store(builder.select(relu, _positive(code, end, end), end), pointer)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return finish
+
+
 def make_products(stretches: int, run: int, width: int = LANES) -> Any:
     """The gradient of the kept weights of one output, from one tile.
 
