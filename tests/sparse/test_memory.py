@@ -49,12 +49,24 @@ def test_small_ones_are_left_to_torch():
 
 def test_unused_memory_is_given_back_above_the_limit(monkeypatch):
     monkeypatch.setattr(memory, "LIMIT", 4 * SMALL)
+    monkeypatch.setattr(memory, "WHILE", 1)
     pool = Memory()
     held = pool.empty(SMALL)
     for extra in range(1, 6):
         pool.empty(SMALL + extra)
-    assert pool._bytes() <= 4 * (3 * SMALL + 20)
+    assert pool._bytes() <= 4 * (4 * SMALL + 20)
     assert pool.empty(SMALL).data_ptr() != held.data_ptr()
+
+
+def test_what_is_asked_for_again_and_again_is_kept_above_the_limit(monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT", 4 * SMALL)
+    pool = Memory()
+    places = []
+    for _ in range(3):
+        tensors = [pool.empty(SMALL + extra) for extra in range(5)]
+        places.append([tensor.data_ptr() for tensor in tensors])
+        del tensors
+    assert places[0] == places[1] == places[2]
 
 
 def test_threads_get_memory_of_their_own():

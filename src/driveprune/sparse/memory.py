@@ -16,8 +16,11 @@ Floats = npt.NDArray[np.float32]
 SMALL = 1 << 16
 """Tensors of fewer numbers are left to torch."""
 
-LIMIT = 1 << 31
-"""Bytes to keep at most while nobody uses them."""
+LIMIT = 1 << 30
+"""Above so many bytes, what was not asked for in a while is given back to the system."""
+
+WHILE = 2_000
+"""Requests after which a size counts as not asked for: several steps of a large network."""
 
 
 class Memory:
@@ -26,6 +29,8 @@ class Memory:
     def __init__(self) -> None:
         self._lock = Lock()
         self._known: dict[int, list[Floats]] = defaultdict(list)
+        self._asked: dict[int, int] = {}
+        self._requests = 0
 
     def empty(self, *shape: int) -> Tensor:
         """A float32 tensor with anything in it."""
@@ -33,6 +38,8 @@ class Memory:
         if count < SMALL:
             return torch.empty(shape)
         with self._lock:
+            self._requests += 1
+            self._asked[count] = self._requests
             arrays = self._known[count]
             for number in range(len(arrays)):
                 if sys.getrefcount(arrays[number]) == 2:  # the list's, and that of the question
@@ -47,8 +54,9 @@ class Memory:
         return sum(4 * count * len(arrays) for count, arrays in self._known.items())
 
     def _forget_unused(self) -> None:
-        for arrays in self._known.values():
-            arrays[:] = [array for array in arrays if sys.getrefcount(array) > 3]
+        for count, arrays in self._known.items():
+            if self._requests - self._asked[count] > WHILE:
+                arrays[:] = [array for array in arrays if sys.getrefcount(array) > 3]
 
 
 MEMORY = Memory()
