@@ -33,6 +33,8 @@ class SparseLayer(nn.Module):
         self._kept: tuple[object, Tensor] | None = None
         self.dense = False
         """Whether the layer is computed with zeros filled in, because that is faster."""
+        self.channels_last = False
+        """Whether it is then computed in that memory format, in which torch convolves faster."""
         full = kept.view(*kept.shape, *[1] * (4 - kept.dim()))
         self.kernel = Kernel(
             Layer(full.shape[0], full.shape[1], (full.shape[2], full.shape[3]), *geometry, full.nonzero().numpy())
@@ -74,22 +76,21 @@ class SparseLayer(nn.Module):
     def _filled(self) -> Tensor:
         """The full weight; for inference it is kept until the values change."""
         if torch.is_grad_enabled() and self.weight.requires_grad:
-            return _fast_format(self.full(self.weight))
+            return self._formatted(self.full(self.weight))
         version = id(self.weight), self.weight.data_ptr(), self.weight._version
         if self._kept is None or self._kept[0] != version:
-            self._kept = version, _fast_format(self.full(self.weight.detach()))
+            self._kept = version, self._formatted(self.full(self.weight.detach()))
         return self._kept[1]
+
+    def _formatted(self, weight: Tensor) -> Tensor:
+        last = self.channels_last and weight.dim() == 4
+        return weight.contiguous(memory_format=torch.channels_last) if last else weight
 
     def extra_repr(self) -> str:
         """For printing the network."""
         sparsity = 1 - self.weight.numel() / max(1, math.prod(self.shape))
         shape = "×".join(map(str, self.shape))
         return f"{shape}, {self.weight.numel():,} kept, sparsity={sparsity:.4f}, dense={self.dense}"
-
-
-def _fast_format(weight: Tensor) -> Tensor:
-    """A weight in the memory format in which torch convolves faster."""
-    return weight.contiguous(memory_format=torch.channels_last) if weight.dim() == 4 else weight
 
 
 Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]

@@ -454,7 +454,11 @@ def _take_the_faster(net: SparseNetwork, inputs: Inputs) -> None:
         sparse = _pass_seconds(twin, given)
         filled = copy.deepcopy(net)
         _fill_in(filled)
-        if sparse > NO_SLOWER * _pass_seconds(filled, given):
+        try:
+            dense = _pass_seconds(filled, given)
+        except RuntimeError:  # the network's own code does not know the other memory format
+            return
+        if sparse > NO_SLOWER * dense:
             _fill_in(net)
             return
 
@@ -464,7 +468,7 @@ def _fill_in(net: SparseNetwork) -> None:
     net.dense = True
     for module in net.modules():
         if isinstance(module, SparseLayer):
-            module.dense = True
+            module.dense = module.channels_last = True
 
 
 def _repeated(leaf: Any, size: int) -> Any:
