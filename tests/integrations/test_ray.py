@@ -176,7 +176,7 @@ def test_an_address_where_nobody_answers_is_an_error_at_once(tmp_path):
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
     spec = small_spec("snip")
-    order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0}
+    order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0, "engine": "dense"}
     told = on_ray._do(str(tmp_path), order, os.getcwd())
     assert "does not see" in told["error"]
     assert "all nodes must share it" in told["error"]
@@ -187,7 +187,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     spec = small_spec("snip")
     write_wanted(tmp_path, [spec], {spec.id: 1})
     monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
-    order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0}
+    order = {"spec": spec.to_json(), "data_dir": None, "share": False, "every": 60.0, "engine": "dense"}
     told = on_ray._do(str(tmp_path), order, os.getcwd())
     assert "flock not supported" in told["error"]
     assert not (tmp_path / spec.id / "result.json").exists()
