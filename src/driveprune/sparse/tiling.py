@@ -121,7 +121,7 @@ SIZES = {
     for number, name in enumerate(
         (
             "inputs", "height", "width", "outputs", "out_plane", "blocks", "rows", "columns", "stride", "left",
-            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "across", "sums",
+            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "sums",
         )
     )
 }  # fmt: skip
@@ -235,7 +235,7 @@ def _tiling(
         "inputs": inputs, "height": size[0], "width": size[1], "outputs": outputs,
         "out_plane": out[0] * out[1] * LANES, "blocks": blocks, "rows": deep, "columns": columns, "stride": stride[1],
         "left": before[1], "row_pitch": row_pitch, "block_pitch": block_pitch, "channel_pitch": channel_pitch,
-        "groups": groups, "step": step, "across": int(across),
+        "groups": groups, "step": step,
         "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES,
     }  # fmt: skip
     return Tiling(

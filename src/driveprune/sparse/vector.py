@@ -120,10 +120,8 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
             )
             first = _first(code, results, others, start, code.splat(bias))
             sums = _loop(code, code.data(1), code.data(2), low, high, sources, run, first)
-            zero = code.splat(ir.Constant(_FLOAT, 0.0))
             for value, pointer in zip(sums, results, strict=True):
-                clipped = builder.select(builder.fcmp_unordered(">", value, zero), value, zero)
-                code.store(builder.select(relu, clipped, value), pointer)
+                code.store(builder.select(relu, _positive(code, value, value), value), pointer)
             return context.get_dummy_value()
 
         return signature, codegen
