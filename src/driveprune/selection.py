@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple
 
 import numba
 import numpy as np
@@ -34,6 +34,7 @@ from driveprune.collectives import (
     summed_over_parts,
     together,
 )
+from driveprune.compiled import compiled
 from driveprune.mask import Mask, Scores, all_weights, check_sparsity, kept_count
 
 Scope = Literal["global", "layer"] | Mapping[str, int]
@@ -43,7 +44,6 @@ _DIGIT = 16
 _BINS = 1 << _DIGIT
 _PIECE = 1 << 20  # weights looked at together: temporaries stay in the cache, and small
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -474,13 +474,6 @@ def _sign(kind: Any) -> Any:
     return kind(1 << (8 * np.dtype(kind).itemsize - 1))
 
 
-def _compiled(function: _F) -> _F:
-    try:
-        return cast(_F, numba.njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # there is no folder to keep compiled code in
-        return cast(_F, numba.njit(nogil=True)(function))
-
-
 @numba.njit(inline="always")
 def _ordered(raw: Any, sign: Any) -> Any:
     if raw & sign:
@@ -488,13 +481,13 @@ def _ordered(raw: Any, sign: Any) -> Any:
     return raw | sign
 
 
-@_compiled
+@compiled()
 def _count_first_cpu(raw: Any, candidates: Any, shift: Any, _: Any, sign: Any, histogram: Any) -> None:
     for i in range(raw.size):
         histogram[_ordered(raw[i], sign) >> shift] += candidates[i]
 
 
-@_compiled
+@compiled()
 def _count_cpu(raw: Any, candidates: Any, shift: Any, prefix: Any, sign: Any, histogram: Any) -> None:
     digit = raw.dtype.type(_DIGIT)
     inside = raw.dtype.type(_BINS - 1)
@@ -504,7 +497,7 @@ def _count_cpu(raw: Any, candidates: Any, shift: Any, prefix: Any, sign: Any, hi
             histogram[key & inside] += candidates[i]
 
 
-@_compiled
+@compiled()
 def _keep_above_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, sign: Any) -> Any:
     equal = np.uint32(0)
     for i in range(raw.size):
@@ -514,7 +507,7 @@ def _keep_above_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, sign: Any)
     return equal
 
 
-@_compiled
+@compiled()
 def _keep_equal_cpu(raw: Any, candidates: Any, kept: Any, limit: Any, places: Any, sign: Any) -> None:
     for i in range(raw.size):
         if places == 0:

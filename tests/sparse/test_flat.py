@@ -38,7 +38,8 @@ def test_any_layer_with_what_follows(case, batch, norm, relu):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_flat_blocked_and_dense_agree(threads, monkeypatch):
     torch.set_num_threads(threads)
-    monkeypatch.setattr(flat, "PARALLEL_WORK", 0)
+    monkeypatch.setattr(flat, "TEAM_WORK", 0)
+    monkeypatch.setattr(flat, "ITEM_WORK", 1)
     net = spoken(Residual().eval())
     mask = {name: floats(*p.shape) > 1 for name, p in net.named_parameters() if p.dim() > 1}
     sparse = dp.sparsify(net, mask, floats(1, 3, 9, 11), layers="sparse")

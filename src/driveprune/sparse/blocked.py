@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from driveprune.compiled import threads, use_threads
 from driveprune.sparse import kernels
 from driveprune.sparse.memory import Floats, empty
 from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
@@ -36,14 +36,9 @@ def unpack(x: Tensor, count: int, dims: int) -> Tensor:
     return images if dims == 4 else images.flatten(1)
 
 
-def threads() -> int:
-    """How many threads the kernels use: as many as torch, as far as numba has them."""
-    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-
-
 def run(kernel: Callable[..., object], *args: Any) -> None:
     """Run a kernel; tensors are given as flat arrays."""
-    numba.set_num_threads(threads())
+    use_threads()
     kernel(*(flat(each) if isinstance(each, Tensor) else each for each in args))
 
 

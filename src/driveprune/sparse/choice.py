@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from driveprune.sparse.blocked import convolve, pack, threads, unpack
+from driveprune.compiled import threads
+from driveprune.sparse.blocked import convolve, pack, unpack
 from driveprune.sparse.layers import SparseLayer
 
 BATCH = 32

@@ -1,78 +1,180 @@
-"""Inference for one image at a time: the vectors run along the pixels of a plane, and one call does a whole region.
+"""Inference for one image at a time: the vectors run along the pixels, and one call does a whole region.
 
-Values are (channels, height, width). A layer first spreads its input out, with zeros around it and sorted by the
-remainders of a stride; then every kept weight is an offset, and an output plane is one line of pixels, in which those
-between the rows are computed in vain.
+A value is a plane for each channel, with zeros around it. The zeros between two rows are the right border of one and
+the left border of the other, so that a plane is one line of pixels in which every kept weight is an offset. A layer
+with a stride, or one that changes the size, first sorts its input by the remainders of the stride.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from driveprune.sparse.blocked import flat, pooled, run, threads
-from driveprune.sparse.flat_kernels import ADD, AFFINE, COPY, FIELDS, LAYER, LINEAR, MAX_POOL, MEAN, run_steps
+from driveprune.compiled import threads, use_threads
+from driveprune.sparse.blocked import pooled
+from driveprune.sparse.flat_kernels import (
+    ADD,
+    AFFINE,
+    COPY,
+    FIELDS,
+    LAYER,
+    LINEAR,
+    MAX_POOL,
+    MEAN,
+    SPREAD,
+    work,
+    work_together,
+)
 from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
+from driveprune.sparse.line import ways
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.step import Step
+from driveprune.sparse.team import COUNTERS
 from driveprune.sparse.tiling import Ints, Layer
 from driveprune.sparse.vector import LANES
 
-TILE_ROOM = 8 * LANES
+ROOM = 16 * LANES
 """Numbers that may be read behind the end."""
 
-PARALLEL_WORK = 1_000_000
-"""Vector operations that a step must have to be worth the waking of other threads."""
+ITEM_WORK = 8_000
+"""Vector operations that are worth being a piece of work of their own: a few microseconds."""
 
+TEAM_WORK = 200_000
+"""Vector operations of a region that are worth the waking of other threads."""
 
-@dataclass(frozen=True)
-class _Value:
-    """Where a value is in the arena, and its shape (channels, height, width)."""
+PAIRED_SHARE = 0.83
+"""Two outputs are computed together if they have at most this share of their places: each vector is loaded once, but
+some products are in vain."""
 
-    place: int
-    shape: tuple[int, int, int]
-
-    @property
-    def count(self) -> int:
-        """How many numbers it has."""
-        return self.shape[0] * self.shape[1] * self.shape[2]
+PAIRED_DENSITY = 0.1
+"""Layers with fewer weights than this have hardly two outputs that are alike."""
 
 
 class UnknownStepError(Exception):
     """A step that is not known here."""
 
 
+class _Pitch:
+    """The length of a row with its border: the same for all values that layers lead from one to the other."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._other: _Pitch | None = None
+
+    def _last(self) -> _Pitch:
+        return self if self._other is None else self._other._last()
+
+    def need(self, least: int) -> None:
+        """At least so long."""
+        last = self._last()
+        last._least = max(last._least, least)
+
+    def join(self, other: _Pitch) -> None:
+        """From now on the same as another."""
+        first, second = self._last(), other._last()
+        if first is not second:
+            second.need(first._least)
+            first._other = second
+
+    @property
+    def length(self) -> int:
+        """What it is, when all needs are known."""
+        return self._last()._least
+
+
+class _Value:
+    """Planes of (height + 2 · border) rows."""
+
+    def __init__(self, shape: tuple[int, int, int], *, narrow: bool = False, is_sorted: bool = False) -> None:
+        self.shape, self.border = shape, 0
+        self.narrow, self.is_sorted = narrow, is_sorted
+        """Planes of one number, side by side; sorted by the remainders of a layer's stride, border and all."""
+        self.pitch = _Pitch(shape[2])
+        self.start = self.plane = 0
+        """Where the first pixel is in the arena, and how far the next plane's is; once it is laid out."""
+
+    def need(self, border: int) -> None:
+        """So many zeros on all sides."""
+        self.border = max(self.border, border)
+        self.pitch.need(self.shape[2] + border)
+
+    @property
+    def line(self) -> int:
+        """Numbers from the first pixel to the end of the last row."""
+        return self.shape[1] * self.pitch.length
+
+    def lay_out(self, place: int) -> int:
+        """Put it into the arena; the end of it."""
+        channels = self.shape[0]
+        if self.narrow:
+            self.start, self.plane = place, 1
+        else:
+            lead = _rounded(self.border * (self.pitch.length + 1))
+            self.start = place + lead
+            self.plane = lead + _rounded(max(_rounded(self.line), self.line + self.border * self.pitch.length))
+        return _rounded(place + channels * self.plane, 16)
+
+    def strided(self, arena: Tensor) -> Tensor:
+        """Its pixels in the arena."""
+        return arena.as_strided(self.shape, (self.plane, self.pitch.length, 1), self.start)
+
+
+def _rounded(count: int, unit: int = LANES) -> int:
+    return -(-count // unit) * unit
+
+
+@dataclass
+class _Work:
+    """A step to be: what it reads and writes, and its own numbers."""
+
+    kind: int
+    source: _Value
+    target: _Value
+    plus: _Value | None = None
+    first: int = 0
+    """The channel of the target that it begins with."""
+    channels: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+    folded: Folded | None = None
+    layer: Layer | None = None
+
+
+@dataclass
+class _Memory:
+    """What one call needs for itself."""
+
+    arena: Floats
+    counters: Ints
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
 class FlatRegion:
     """A region for one image of a size, with all weights folded, as tables for one call."""
 
     def __init__(self, steps: list[Step], inputs: dict[str, tuple[int, int, int]], outputs: tuple[str, ...]) -> None:
-        self._values: dict[str, _Value] = {}
-        self._size = self._scratch_size = 0
-        self._rows: list[dict[str, int]] = []
-        self._parts: list[int] = []
-        self._starts: list[Ints] = []
-        self._offsets: list[np.ndarray[Any, Any]] = []
-        self._bias_size = self._start_size = self._weight_size = 0
-        self._folds: list[tuple[Folded, slice, slice]] = []
-        self._threads = threads()
-        self._longest = TILE_ROOM
-        for name, shape in inputs.items():
-            self._new(name, shape)
+        plan = _Plan(inputs)
         for step in steps:
-            self._add(step)
-        self._inputs, self._outputs = tuple(inputs), outputs
-        self._steps = np.array([[row.get(name, 0) for name in FIELDS] for row in self._rows], np.int64)
-        self._bias = torch.zeros(self._bias_size).numpy()
-        self._weights = torch.zeros(self._weight_size).numpy()
-        self._all_starts = np.concatenate([*self._starts, np.zeros(1, np.int64)])
-        self._all_offsets = np.concatenate([*self._offsets, np.zeros(1, np.int32)])
-        self._all_parts = np.array(self._parts, np.int64)
-        self._free: list[tuple[Floats, Floats, Floats]] = []
+            plan.add(step)
+        self._inputs = [plan.values[name] for name in inputs]
+        self._outputs = [plan.values[name] for name in outputs]
+        self._size = plan.lay_out() + ROOM
+        self._threads = threads()
+        tables = _Tables(self._threads)
+        for each in plan.work:
+            tables.add(each)
+        self._folds = tables.folds
+        self._together = self._threads > 1 and tables.work > TEAM_WORK
+        self._values, self._bias = torch.zeros(tables.value_count).numpy(), torch.zeros(tables.bias_count).numpy()
+        self._tables = tables.arrays()
+        self._free: list[_Memory] = []
         self._version: object = None
 
     def __call__(self, *images: Tensor) -> list[Tensor]:
@@ -82,135 +184,348 @@ class FlatRegion:
             memory = self._free.pop()
         except IndexError:  # all are in use, by other threads
             memory = self._memory()
-        arena, scratch, lines = memory
-        for name, image in zip(self._inputs, images, strict=True):
-            value = self._values[name]
-            arena[value.place : value.place + value.count] = flat(image.contiguous())
-        run(
-            run_steps, arena, self._steps, scratch, lines, self._all_parts, self._all_offsets, self._weights,
-            self._all_starts, self._bias,
-        )  # fmt: skip
-        found = []
-        for name in self._outputs:
-            value = self._values[name]
-            found.append(torch.from_numpy(arena[value.place : value.place + value.count].copy()).view(value.shape))
+        for place, image in zip(memory.inputs, images, strict=True):
+            place.copy_(image.view(place.shape))
+        memory.counters[:] = 0
+        steps, items, jobs, offsets, masks = self._tables
+        given = memory.arena, steps, items, jobs, offsets, self._values, self._bias, masks, memory.counters
+        if self._together:
+            use_threads()
+            work_together(*given, self._threads)  # type: ignore[no-untyped-call]
+        else:
+            work(*given)  # type: ignore[no-untyped-call]
+        found = [place.clone(memory_format=torch.contiguous_format) for place in memory.outputs]
         self._free.append(memory)
         return found
 
-    def _memory(self) -> tuple[Floats, Floats, Floats]:
-        pitch = -(-self._longest // 16) * 16
-        return (
-            torch.zeros(self._size + 16).numpy(), torch.zeros(self._scratch_size + TILE_ROOM).numpy(),
-            torch.zeros(self._threads, pitch).numpy(),
-        )  # fmt: skip
+    @torch.inference_mode(False)
+    def _memory(self) -> _Memory:
+        arena = torch.zeros(self._size)
+        inputs, outputs = ([each.strided(arena) for each in some] for some in (self._inputs, self._outputs))
+        return _Memory(arena.numpy(), np.zeros(COUNTERS, np.int64), inputs, outputs)
 
     def _refresh(self) -> None:
         """Take over weights that have changed."""
         version = [fold.version() for fold, _, _ in self._folds]
         if version != self._version:
-            for fold, weights, bias in self._folds:
-                fold.fill(self._weights[weights], self._bias[bias])
+            for fold, slots, bias in self._folds:
+                fold.fill(self._values, slots, self._bias[bias])
             self._version = version
 
-    def _new(self, name: str, shape: tuple[int, int, int]) -> _Value:
-        value = _Value(self._size, shape)
-        self._size += -(-value.count // 16) * 16
-        self._values[name] = value
-        return value
 
-    def _add(self, step: Step) -> None:
-        x = self._values[step.inputs[0]]
-        if step.kind in {"dropout", "same"}:
-            self._values[step.output] = x
-        elif step.kind == "flatten":
-            self._values[step.output] = _Value(x.place, (x.count, 1, 1))
-        elif step.kind == "cat":
-            self._add_cat(step)
-        else:
-            self._add_work(step, x)
+class _Plan:
+    """Steps and values of a region, before it is known where the values are."""
 
-    def _add_cat(self, step: Step) -> None:
-        parts = [self._values[name] for name in step.inputs]
-        if len({part.shape[1:] for part in parts}) > 1:
-            raise UnknownStepError("cat of different sizes")
-        channels = sum(part.shape[0] for part in parts)
-        place = self._new(step.output, (channels, *parts[0].shape[1:])).place
-        for part in parts:
-            self._rows.append({"kind": COPY, "input": part.place, "output": place, "count": part.count})
-            place += part.count
+    def __init__(self, inputs: dict[str, tuple[int, int, int]]) -> None:
+        self.values = {name: _Value(shape, narrow=shape[1:] == (1, 1)) for name, shape in inputs.items()}
+        self._all = list(self.values.values())
+        self.work: list[_Work] = []
 
-    def _add_work(self, step: Step, x: _Value) -> None:
-        channels, height, width = x.shape
-        plus = -1 if step.plus is None else self._values[step.plus].place
-        row = {
-            "input": x.place, "plus": plus, "relu": int(step.relu), "channels": channels, "height": height,
-            "width": width, "outputs": channels, "rows": height, "columns": width, "count": x.count,
-        }  # fmt: skip
-        shape = x.shape
+    def lay_out(self) -> int:
+        """Find a place for each value; how many numbers they take."""
+        end = 0
+        for value in self._all:
+            end = value.lay_out(end)
+        return end
+
+    def add(self, step: Step) -> None:
+        """The next step."""
+        x = self.values[step.inputs[0]]
+        plus = None if step.plus is None else self.values[step.plus]
         match step.kind:
+            case "dropout" | "same":
+                self.values[step.output] = x
+            case "flatten":
+                self.values[step.output] = self._flattened(x)
+            case "cat":
+                self._add_cat(step)
             case "layer":
                 assert isinstance(step.module, SparseLayer)
-                shape = self._add_layer(step, row, step.module.kernel.layer, height, width)
+                self._add_layer(step, step.module.kernel.layer, x, plus)
             case "norm" | "relu":
-                row |= {"kind": AFFINE, "starts": self._bias_size + channels, "bias": self._bias_size}
-                self._fold(Folded(None, step.norm, channels), 0, 2 * channels)
+                folded = Folded(None, step.norm, x.shape[0])
+                self._simple(step, AFFINE, x, x.shape, plus, {"relu": int(step.relu)}, folded)
             case "max_pool":
                 (kr, kc), (sr, sc), (top, left) = step.numbers
-                rows, columns = pooled((height, width), *step.numbers)
-                row |= {
-                    "kind": MAX_POOL, "rows": rows, "columns": columns, "row_stride": sr, "column_stride": sc,
-                    "top": top, "left": left, "kernel_rows": kr, "kernel_columns": kc,
+                rows, columns = pooled(x.shape[1:], *step.numbers)
+                numbers = {
+                    "rows": rows, "columns": columns, "row_stride": sr, "column_stride": sc, "top": top, "left": left,
+                    "kernel_rows": kr, "kernel_columns": kc,
                 }  # fmt: skip
-                shape = channels, rows, columns
+                self._simple(step, MAX_POOL, x, (x.shape[0], rows, columns), None, numbers)
             case "pool" if isinstance(step.module, nn.AdaptiveAvgPool2d) and step.module.output_size in {1, (1, 1)}:
-                row |= {"kind": MEAN}
-                shape = channels, 1, 1
+                self._simple(step, MEAN, x, (x.shape[0], 1, 1), None, {})
             case "add":
-                row |= {"kind": ADD, "plus": self._values[step.inputs[1]].place}
+                self._simple(step, ADD, x, x.shape, self.values[step.inputs[1]], {"relu": int(step.relu)})
             case _:
                 raise UnknownStepError(step.kind)
-        other = step.inputs[1] if step.kind == "add" else step.plus
-        if other is not None and self._values[other].shape != shape:
-            raise UnknownStepError("add of different sizes")
-        row["output"] = self._new(step.output, shape).place
-        self._rows.append(row)
 
-    def _add_layer(
-        self, step: Step, row: dict[str, int], layer: Layer, height: int, width: int
-    ) -> tuple[int, int, int]:
-        layer.check(row["channels"])
-        rows, columns = layer.size(height, width)
-        (sr, sc), places = layer.stride, layer.places
-        y, x = places[:, 2] * layer.dilation[0], places[:, 3] * layer.dilation[1]
-        deep = rows + (layer.kernel[0] - 1) * layer.dilation[0] // sr
-        pitch = columns + (layer.kernel[1] - 1) * layer.dilation[1] // sc
-        plane = deep * pitch
-        place = (((places[:, 1] * sr + y % sr) * sc + x % sc) * deep + y // sr) * pitch + x // sc
-        single = (rows, columns) == (height, width) == layer.kernel == layer.stride == (1, 1) and layer.padding == (
-            0,
-            0,
+    def _new(self, shape: tuple[int, int, int], *, narrow: bool = False, is_sorted: bool = False) -> _Value:
+        self._all.append(_Value(shape, narrow=narrow, is_sorted=is_sorted))
+        return self._all[-1]
+
+    def _simple(
+        self, step: Step, kind: int, x: _Value, shape: tuple[int, int, int], plus: _Value | None,
+        numbers: dict[str, int], folded: Folded | None = None,
+    ) -> None:  # fmt: skip
+        _check_sum(plus, shape)
+        out = self._new(shape, narrow=shape[1:] == (1, 1))
+        self.values[step.output] = out
+        self.work.append(_Work(kind, x, out, plus, channels=shape[0], numbers=numbers, folded=folded))
+
+    def _narrow(self, x: _Value) -> _Value:
+        """Channels of one pixel side by side."""
+        if x.narrow:
+            return x
+        narrow = self._new(x.shape, narrow=True)
+        self.work.append(_Work(COPY, x, narrow, channels=x.shape[0]))
+        return narrow
+
+    def _flattened(self, x: _Value) -> _Value:
+        channels, height, width = x.shape
+        if height == width == 1:
+            return self._narrow(x)
+        out = self._new((channels * height * width, 1, 1), narrow=True)
+        apart = {"out_plane": height * width, "out_pitch": width}
+        self.work.append(_Work(COPY, x, out, channels=channels, numbers=apart))
+        return out
+
+    def _add_cat(self, step: Step) -> None:
+        parts = [self.values[name] for name in step.inputs]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise UnknownStepError("cat of different sizes")
+        size = parts[0].shape[1:]
+        out = self._new((sum(part.shape[0] for part in parts), *size), narrow=size == (1, 1))
+        first = 0
+        for part in parts:
+            self.work.append(_Work(COPY, part, out, first=first, channels=part.shape[0]))
+            first += part.shape[0]
+        self.values[step.output] = out
+
+    def _add_layer(self, step: Step, layer: Layer, x: _Value, plus: _Value | None) -> None:
+        layer.check(x.shape[0])
+        shape = (layer.outputs, *layer.size(*x.shape[1:]))
+        _check_sum(plus, shape)
+        single = x.shape[1:] == layer.kernel == layer.stride == (1, 1) and layer.padding == (0, 0)
+        narrow = single and (plus is None or plus.narrow)
+        out = self._new(shape, narrow=narrow)
+        self.values[step.output] = out
+        if narrow:
+            x = self._narrow(x)
+        else:
+            plus = None if plus is None else self._wide(plus)
+            x = self._joined(layer, x, out)
+            if plus is not None:
+                out.pitch.join(plus.pitch)
+        numbers = {"relu": int(step.relu)}
+        self.work.append(
+            _Work(
+                LINEAR if narrow else LAYER,
+                x,
+                out,
+                plus,
+                0,
+                layer.outputs,
+                numbers,
+                Folded(step.module, step.norm),
+                layer,
+            )
         )
-        starts = np.searchsorted(places[:, 0], np.arange(layer.outputs + 1))
-        vectors = -(-((rows - 1) * pitch + columns) // LANES)
-        work = len(places) * vectors // (LANES if single else 1)
-        row |= {
-            "kind": LINEAR if single else LAYER, "outputs": layer.outputs, "rows": rows, "columns": columns,
-            "row_stride": sr, "column_stride": sc, "top": layer.padding[0], "left": layer.padding[1], "deep": deep,
-            "pitch": pitch, "plane": plane, "starts": self._start_size, "bias": self._bias_size,
-            "parts": len(self._parts), "parallel": int(work > PARALLEL_WORK and self._threads > 1),
-        }  # fmt: skip
-        bounds = np.searchsorted(starts, np.arange(self._threads) * len(places) / self._threads)
-        self._parts += [0, *(int(bound) for bound in bounds[1:]), layer.outputs]
-        self._starts.append(starts + self._weight_size)
-        self._start_size += len(starts)
-        self._offsets.append(place.astype(np.int32))
-        self._longest = max(self._longest, vectors * LANES + TILE_ROOM)
-        self._scratch_size = max(self._scratch_size, layer.inputs * sr * sc * plane)
-        self._fold(Folded(step.module, step.norm), len(places), layer.outputs)
-        return layer.outputs, rows, columns
 
-    def _fold(self, folded: Folded, weights: int, bias: int) -> None:
-        weight_part = slice(self._weight_size, self._weight_size + weights)
-        self._folds.append((folded, weight_part, slice(self._bias_size, self._bias_size + bias)))
-        self._weight_size += weights
-        self._bias_size += bias
+    def _wide(self, x: _Value) -> _Value:
+        """A plane that vectors can be read from."""
+        if not x.narrow:
+            return x
+        wide = self._new(x.shape)
+        self.work.append(_Work(COPY, x, wide, channels=x.shape[0]))
+        return wide
+
+    def _joined(self, layer: Layer, x: _Value, out: _Value) -> _Value:
+        """The input as a layer reads it, its rows as long as the output's."""
+        if _keeps_size(layer) and not x.narrow:
+            x.need(max(layer.padding))
+            x.pitch.join(out.pitch)
+            return x
+        (sr, sc), (_, rows, columns) = layer.stride, out.shape
+        reach = [
+            (k - 1) * gap // step for k, gap, step in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+        ]
+        deep = rows + reach[0]
+        sorted_ = self._new((x.shape[0] * sr * sc, deep, columns + reach[1]), is_sorted=True)
+        sorted_.pitch.join(out.pitch)
+        numbers = {
+            "row_stride": sr, "column_stride": sc, "top": layer.padding[0], "left": layer.padding[1], "deep": deep,
+            "columns": columns + reach[1],
+        }  # fmt: skip
+        self.work.append(_Work(SPREAD, x, sorted_, channels=x.shape[0], numbers=numbers))
+        return sorted_
+
+
+def _keeps_size(layer: Layer) -> bool:
+    """Whether a layer's output is as large as its input, whatever that is."""
+    both = zip(layer.padding, layer.dilation, layer.kernel, strict=True)
+    return layer.stride == (1, 1) and all(2 * pad == gap * (kernel - 1) for pad, gap, kernel in both)
+
+
+def _check_sum(plus: _Value | None, shape: tuple[int, int, int]) -> None:
+    if plus is not None and plus.shape != shape:
+        raise UnknownStepError("add of different sizes")
+
+
+class _Tables:
+    """The arrays that the kernels read."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = count
+        self._rows: list[dict[str, int]] = []
+        self._items: list[tuple[int, ...]] = []
+        self._jobs: list[Ints] = []
+        self._offsets: list[Ints] = []
+        self._masks: list[np.ndarray[Any, Any]] = []
+        self._mask_places: dict[tuple[int, int, int], int] = {}
+        self._job_count = self._offset_count = self._mask_count = 0
+        self.folds: list[tuple[Folded, Ints, slice]] = []
+        self.value_count = self.bias_count = 0
+        self.work = 0
+        """Vector operations of all steps."""
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Steps, items, jobs, offsets and masks."""
+        steps = [[row.get(name, 0) for name in FIELDS] for row in self._rows]
+        return (
+            np.array(steps, np.int64).reshape(-1, len(FIELDS)),
+            np.array(self._items, np.int64).reshape(-1, 4),
+            np.concatenate([*self._jobs, np.zeros((1, 5), np.int64)]),
+            np.concatenate([*self._offsets, np.zeros(1, np.int64)]).astype(np.int32),
+            np.concatenate([*self._masks, np.zeros(1, np.int32)]),
+        )
+
+    def add(self, each: _Work) -> None:
+        """One step."""
+        x, out, plus = each.source, each.target, each.plus
+        _, height, width = x.shape
+        row = {
+            "kind": each.kind, "input": x.start, "in_plane": x.plane, "in_pitch": x.pitch.length,
+            "output": out.start + each.first * out.plane, "out_plane": out.plane, "out_pitch": out.pitch.length,
+            "plus": -1, "height": height, "width": width, **each.numbers,
+        }  # fmt: skip
+        if plus is not None:
+            row |= {"plus": plus.start, "plus_plane": plus.plane, "plus_pitch": plus.pitch.length}
+        costs = np.full(each.channels, height * width, np.int64)
+        if each.kind in {LAYER, LINEAR}:
+            costs = self._add_layer(each, row)
+        elif each.kind == AFFINE:
+            assert each.folded is not None
+            row |= {"bias": self.bias_count, "scale": self.bias_count + each.channels}
+            self._fold(each.folded, np.zeros(0, np.int64), 0, 2 * each.channels)
+        self._rows.append(row)
+        self._share_out(costs)
+
+    def _share_out(self, costs: Ints) -> None:
+        """Divide a step into pieces of about the same work."""
+        total, before = int(costs.sum()), len(self._items)
+        pieces = 1 if self._threads == 1 else max(1, min(4 * self._threads, total // ITEM_WORK, len(costs)))
+        bounds = np.searchsorted(np.cumsum(costs), np.arange(1, pieces) * total / pieces)
+        ends = [0, *bounds.tolist(), len(costs)]
+        self._items += [(len(self._rows) - 1, low, high, before) for low, high in pairwise(ends)]
+        self.work += total
+
+    def _add_layer(self, each: _Work, row: dict[str, int]) -> Ints:
+        """The weights of a layer; what each of its jobs costs."""
+        assert each.layer is not None
+        assert each.folded is not None
+        layer, out = each.layer, each.target
+        offsets = _offsets(layer, each.source)
+        vectors = 1 if each.kind == LINEAR else -(-out.line // LANES)
+        pairs = [] if each.kind == LINEAR else _pairs(layer)
+        jobs = _Jobs(layer, offsets, pairs, 1 if each.kind == LINEAR else vectors)
+        row |= {"vectors": vectors, "jobs": self._job_count, "bias": self.bias_count}
+        if each.kind == LAYER:
+            row["mask"] = self._mask(out.shape[1], out.shape[2], out.pitch.length)
+        table = jobs.table + np.array([0, 0, self._offset_count, self._offset_count, self.value_count])
+        self._jobs.append(table)
+        self._offsets.append(jobs.offsets)
+        self._fold(each.folded, self.value_count + jobs.slots, jobs.value_count, layer.outputs)
+        self._job_count += len(table)
+        self._offset_count += len(jobs.offsets)
+        costs: Ints = (table[:, 3] - table[:, 2] + 3) * vectors
+        return costs
+
+    def _mask(self, rows: int, columns: int, pitch: int) -> int:
+        """Where the mask of the pixels in such a line is."""
+        key = rows, columns, pitch
+        if key not in self._mask_places:
+            mask = np.zeros(_rounded(rows * pitch), np.int32)
+            mask[: rows * pitch].reshape(rows, pitch)[:, :columns] = -1
+            self._mask_places[key] = self._mask_count
+            self._masks.append(mask)
+            self._mask_count += len(mask)
+        return self._mask_places[key]
+
+    def _fold(self, folded: Folded, slots: Ints, values: int, bias: int) -> None:
+        self.folds.append((folded, slots, slice(self.bias_count, self.bias_count + bias)))
+        self.value_count += values
+        self.bias_count += bias
+
+
+def _offsets(layer: Layer, x: _Value) -> Ints:
+    """How far from an output pixel's place in the line each weight's input is."""
+    _, c, i, j = layer.places.T
+    y, z = i * layer.dilation[0], j * layer.dilation[1]
+    pitch = x.pitch.length
+    if not x.is_sorted:
+        found = c * x.plane + (y - layer.padding[0]) * pitch + z - layer.padding[1]
+    else:
+        (sr, sc) = layer.stride
+        found = ((c * sr + y % sr) * sc + z % sc) * x.plane + y // sr * pitch + z // sc
+    return np.asarray(found, np.int64)
+
+
+class _Jobs:
+    """The kept weights of a layer by job: an output, or two of which each place has a value for both."""
+
+    def __init__(self, layer: Layer, offsets: Ints, pairs: Sequence[tuple[int, int]], vectors: int) -> None:
+        outputs = layer.places[:, 0]
+        starts = np.searchsorted(outputs, np.arange(layer.outputs + 1))
+        self.slots = np.zeros(len(outputs), np.int64)
+        """Where the value of each kept weight is."""
+        self.value_count = 0
+        self._offset_count = 0
+        rows, found = [], []
+        paired = {o for pair in pairs for o in pair}
+        for first, second in [*pairs, *((o, -1) for o in range(layer.outputs) if o not in paired)]:
+            both = [first] if second < 0 else [first, second]
+            places = np.unique(np.concatenate([offsets[starts[o] : starts[o + 1]] for o in both]))
+            for number, o in enumerate(both):
+                mine = slice(starts[o], starts[o + 1])
+                self.slots[mine] = self.value_count + np.searchsorted(places, offsets[mine]) * len(both) + number
+            fill = -len(places) % ways(vectors, len(both))
+            places = np.concatenate([places, places[:1].repeat(fill)])
+            end = self._offset_count + len(places)
+            rows.append((first, second, self._offset_count, end, self.value_count))
+            found.append(places)
+            self._offset_count = end
+            self.value_count += len(places) * len(both)
+        self.table = np.array(rows, np.int64).reshape(-1, 5)
+        self.offsets = np.concatenate([*found, np.zeros(0, np.int64)])
+
+
+def _pairs(layer: Layer) -> list[tuple[int, int]]:
+    """Outputs that have so many places in common that they are faster together."""
+    size = layer.inputs * layer.kernel[0] * layer.kernel[1]
+    if len(layer.places) < PAIRED_DENSITY * layer.outputs * size:
+        return []
+    kept = np.zeros((layer.outputs, size), np.float32)
+    o, c, y, x = layer.places.T
+    kept[o, (c * layer.kernel[0] + y) * layer.kernel[1] + x] = 1
+    counts, common = kept.sum(1), kept @ kept.T
+    found, free = [], counts > 0
+    for first in np.argsort(-counts, kind="stable").tolist():
+        if free[first]:
+            free[first] = False
+            share = np.where(free, 1 - common[first] / (counts[first] + counts + (counts == 0)), 1.0)
+            second = int(share.argmin())
+            if share[second] <= PAIRED_SHARE:
+                free[second] = False
+                found.append((first, second))
+    return found

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from driveprune.sparse.blocked import check_kind
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
+from driveprune.sparse.tiling import Ints
 
 
 class Folded:
@@ -53,11 +54,11 @@ class Folded:
             self._known = version, (self.layer.weight * scale[outputs], bias.contiguous())
         return self._known[1]
 
-    def fill(self, weights: Floats, bias: Floats) -> None:
-        """Write them into arrays; without a layer, the shift and then the scale."""
+    def fill(self, weights: Floats, slots: Ints, bias: Floats) -> None:
+        """Write the values into the slots of an array, and the bias; without a layer, shift and then scale."""
         if self.layer is None:
             scale, shift = self.scale_and_shift()
             bias[:] = np.concatenate([shift.numpy(), scale.numpy()])
         else:
             values, given = self.weights()
-            weights[:], bias[:] = values.numpy(), given.numpy()
+            weights[slots], bias[:] = values.numpy(), given.numpy()

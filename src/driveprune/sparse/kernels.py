@@ -7,13 +7,11 @@ depends on the number of threads alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numba
 import numpy as np
 from numba import prange
 
+from driveprune.compiled import compiled
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import (
     FROM_BIAS,
@@ -42,25 +40,10 @@ from driveprune.sparse.vector import (
     sum_slope,
 )
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 (
     INPUTS, HEIGHT, WIDTH, OUTPUTS, OUT_PLANE, BLOCKS, ROWS, COLUMNS, STRIDE, LEFT, ROW_PITCH, BLOCK_PITCH,
     CHANNEL_PITCH, GROUPS, STEP, SUMS,
 ) = SIZES.values()  # fmt: skip
-
-
-def compiled(*, parallel: bool = False) -> Callable[[_F], _F]:
-    """Compile a function, and keep what was compiled for the next process where that is possible."""
-
-    def wrap(function: _F) -> _F:
-        options = {"nogil": True, "parallel": parallel, "error_model": "numpy"}
-        try:
-            return cast(_F, numba.njit(cache=True, **options)(function))
-        except RuntimeError:  # no folder to keep it in
-            return cast(_F, numba.njit(**options)(function))
-
-    return wrap
 
 
 _tile_1x8, _tile_2x4, _tile_4x2, _tile_8x1 = (make_tile(TILE // run, run) for run in (8, 4, 2, 1))

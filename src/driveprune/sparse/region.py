@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from driveprune.compact import SameDropout
+from driveprune.compiled import threads
 from driveprune.sparse import blocked
 from driveprune.sparse.flat import FlatRegion, UnknownStepError
 from driveprune.sparse.folded import Folded
@@ -232,7 +233,7 @@ class Region:
     def _one_by_one(self, tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
         """The outputs image by image, if all steps are known there."""
         shapes = tuple(tuple(tensor.shape[1:]) + (1,) * (4 - tensor.dim()) for tensor in tensors)
-        key = (*shapes, blocked.threads())
+        key = (*shapes, threads())
         if key not in self._flat:
             try:
                 self._flat[key] = FlatRegion(self.steps, dict(zip(self.inputs, shapes, strict=True)), self.outputs)  # type: ignore[arg-type]

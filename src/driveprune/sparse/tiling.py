@@ -23,7 +23,7 @@ Offsets = npt.NDArray[np.int32]
 SCRATCH_BYTES = 600_000
 """What a thread's scratch memory should take: less than half of a usual second-level cache."""
 
-FIRST_LEVEL_BYTES = 24_000
+FIRST_LEVEL_BYTES = 17_000
 """What the inputs of a tile should take of the first-level cache (32 kB or more)."""
 
 LEAST_WEIGHTS = 15

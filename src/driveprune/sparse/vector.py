@@ -35,7 +35,7 @@ LANES = lanes()
 _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
-class _Code:
+class Code:
     """Shorthands for the instructions that the loops are made of."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any, width: int) -> None:
@@ -53,26 +53,37 @@ class _Code:
         return proxy(self.context, self.builder, value=self.args[number]).data
 
     def at(self, pointer: Any, *places: Any) -> Any:
+        """An address, so many numbers further."""
         for place in places:
             pointer = self.builder.gep(pointer, [_I64(place) if isinstance(place, int) else place])
         return pointer
 
     def load(self, pointer: Any, vector: Any = None) -> Any:
+        """The vector at an address."""
         return self.builder.load(self.builder.bitcast(pointer, (vector or self.vector).as_pointer()), align=4)
 
     def store(self, value: Any, pointer: Any) -> None:
+        """A vector to an address."""
         self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
 
     def splat(self, number: Any) -> Any:
+        """A vector of the same number."""
         undefined = ir.Constant(self.vector, ir.Undefined)
         first = self.builder.insert_element(undefined, number, _I32(0))
         return self.shuffle(first, undefined, [0] * self.width)
 
     def shuffle(self, a: Any, b: Any, order: list[int]) -> Any:
+        """Lanes of two vectors in an order."""
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(order)), order))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """The product of two vectors plus a third, rounded once."""
         return self.builder.call(self._fma, [a, b, c])
+
+    def positive(self, condition: Any, value: Any) -> Any:
+        """The value where the condition is above zero (or no number), else zero."""
+        zero = self.splat(ir.Constant(_FLOAT, 0.0))
+        return self.builder.select(self.builder.fcmp_unordered(">", condition, zero), value, zero)
 
     def four_sums(self, vectors: list[Any]) -> Any:
         """The sums of the lanes of four vectors, as one vector of four."""
@@ -109,7 +120,7 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
         )  # fmt: skip
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            code = _Code(context, builder, signature, args, width)
+            code = Code(context, builder, signature, args, width)
             low, high, place, base, step, start, bias, relu = (args[n] for n in (3, 4, 7, 9, 10, 11, 12, 14))
             sources = _places(code, code.data(0), code.data(5), place, stretches)
             results = _stepped(
@@ -121,7 +132,7 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
             first = _first(code, results, others, start, code.splat(bias))
             sums = _loop(code, code.data(1), code.data(2), low, high, sources, run, first)
             for value, pointer in zip(sums, results, strict=True):
-                code.store(builder.select(relu, _positive(code, value, value), value), pointer)
+                code.store(builder.select(relu, code.positive(value, value), value), pointer)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -129,12 +140,12 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
     return tile
 
 
-def _places(code: _Code, origin: Any, table: Any, place: Any, stretches: int) -> list[Any]:
+def _places(code: Code, origin: Any, table: Any, place: Any, stretches: int) -> list[Any]:
     """The addresses at which the stretches of a tile begin."""
     return [code.at(origin, code.builder.load(code.at(table, place, a))) for a in range(stretches)]
 
 
-def _stepped(code: _Code, starts: list[Any], step: Any, run: int) -> list[Any]:
+def _stepped(code: Code, starts: list[Any], step: Any, run: int) -> list[Any]:
     """The addresses of all vectors of a tile."""
     found = []
     for start in starts:
@@ -145,7 +156,7 @@ def _stepped(code: _Code, starts: list[Any], step: Any, run: int) -> list[Any]:
     return found
 
 
-def _first(code: _Code, results: list[Any], others: list[Any], start: Any, bias: Any) -> list[Any]:
+def _first(code: Code, results: list[Any], others: list[Any], start: Any, bias: Any) -> list[Any]:
     """What the sums start from."""
     builder = code.builder
     blocks = [builder.append_basic_block(name) for name in ("output", "plus", "bias", "begin")]
@@ -172,7 +183,7 @@ def _first(code: _Code, results: list[Any], others: list[Any], start: Any, bias:
 
 
 def _loop(
-    code: _Code, offsets: Any, values: Any, low: Any, high: Any, sources: list[Any], run: int, first: list[Any]
+    code: Code, offsets: Any, values: Any, low: Any, high: Any, sources: list[Any], run: int, first: list[Any]
 ) -> list[Any]:
     """Add up the products of the kept weights `low` to `high` with the tile's inputs."""
     builder = code.builder
@@ -212,7 +223,7 @@ def copy_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
     signature = types.void(target, types.int64, source, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Code(context, builder, signature, args, LANES)
+        code = Code(context, builder, signature, args, LANES)
         code.store(code.load(code.at(code.data(2), args[3])), code.at(code.data(0), args[1]))
         return context.get_dummy_value()
 
@@ -225,7 +236,7 @@ def clear_vector(_: Any, target: Any, to: Any) -> Any:
     signature = types.void(target, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Code(context, builder, signature, args, LANES)
+        code = Code(context, builder, signature, args, LANES)
         code.store(code.splat(ir.Constant(_FLOAT, 0.0)), code.at(code.data(0), args[1]))
         return context.get_dummy_value()
 
@@ -248,7 +259,7 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
         signature = types.void(sums, int64, outward, int64, out, int64, int64, plus, boolean, boolean)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            code = _Code(context, builder, signature, args, width)
+            code = Code(context, builder, signature, args, width)
             begin, place, base, step, has_plus, relu = (args[n] for n in (1, 3, 5, 6, 8, 9))
             results, others = (
                 _stepped(code, _places(code, code.at(code.data(n), base), code.data(2), place, stretches), step, run)
@@ -267,7 +278,7 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
                 end.add_incoming(value, before)
                 end.add_incoming(larger, add)
             for end, pointer in zip(ends, results, strict=True):
-                code.store(builder.select(relu, _positive(code, end, end), end), pointer)
+                code.store(builder.select(relu, code.positive(end, end), end), pointer)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -292,7 +303,7 @@ def make_products(stretches: int, run: int, width: int = LANES) -> Any:
         signature = types.void(x, offsets, int64, int64, inward, outward, counted, int64, slope, int64, int64, sums)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            code = _Code(context, builder, signature, args, width)
+            code = Code(context, builder, signature, args, width)
             low, high, place, base, step = (args[n] for n in (2, 3, 7, 9, 10))
             sources = _places(code, code.data(0), code.data(4), place, stretches)
             starts = _places(code, code.at(code.data(8), base), code.data(5), place, stretches)
@@ -330,7 +341,7 @@ def make_products(stretches: int, run: int, width: int = LANES) -> Any:
     return products
 
 
-Body = Callable[["_Code", Any, list[Any]], tuple[Any, list[Any]]]
+Body = Callable[["Code", Any, list[Any]], tuple[Any, list[Any]]]
 """(code, vectors of a, b and c, scalars) -> the vector for the output or None, and vectors to add up."""
 
 
@@ -350,7 +361,7 @@ def make_loop(body: Body, width: int = LANES) -> Any:
         signature = pair(a, b, c, out, types.int64, types.int64, *scalars)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            code = _Code(context, builder, signature, args, width)
+            code = Code(context, builder, signature, args, width)
             arrays, base, count = [code.data(n) for n in range(4)], args[4], args[5]
             numbers = [code.splat(each) for each in args[6:]]
             zero = code.splat(ir.Constant(_FLOAT, 0.0))
@@ -393,7 +404,7 @@ def make_loop(body: Body, width: int = LANES) -> Any:
 class _Lazy:
     """The vectors of the arrays at a place, loaded when they are asked for."""
 
-    def __init__(self, code: _Code, arrays: list[Any], place: Any) -> None:
+    def __init__(self, code: Code, arrays: list[Any], place: Any) -> None:
         self._code, self._arrays, self._place = code, arrays, place
         self._loaded: dict[int, Any] = {}
 
@@ -403,13 +414,7 @@ class _Lazy:
         return self._loaded[number]
 
 
-def _positive(code: _Code, condition: Any, value: Any) -> Any:
-    """The value where the condition is above zero (or no number), else zero."""
-    zero = code.splat(ir.Constant(_FLOAT, 0.0))
-    return code.builder.select(code.builder.fcmp_unordered(">", condition, zero), value, zero)
-
-
-def _deviations(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+def _deviations(code: Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
     """Sums of a - s0, and of its squares."""
     value = code.builder.fsub(arrays[0], s[0])
     return None, [value, code.builder.fmul(value, value)]
@@ -418,25 +423,25 @@ def _deviations(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]
 def _scaled(plus: bool, relu: bool) -> Body:
     """Out = a · s0 + s1 (+ b), clipped at zero or not."""
 
-    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+    def body(code: Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
         value = code.fma(arrays[0], s[0], s[1])
         value = code.builder.fadd(value, arrays[1]) if plus else value
-        return (_positive(code, value, value) if relu else value), []
+        return (code.positive(value, value) if relu else value), []
 
     return body
 
 
-def _slope(code: _Code, arrays: Any, s: list[Any], clip: str) -> Any:
+def _slope(code: Code, arrays: Any, s: list[Any], clip: str) -> Any:
     """The gradient a before a clip of b · s0 + s1 or of c."""
     if clip == "input":
-        return _positive(code, code.fma(arrays[1], s[0], s[1]), arrays[0])
-    return _positive(code, arrays[2], arrays[0]) if clip == "output" else arrays[0]
+        return code.positive(code.fma(arrays[1], s[0], s[1]), arrays[0])
+    return code.positive(arrays[2], arrays[0]) if clip == "output" else arrays[0]
 
 
 def _slope_sums(clip: str) -> Body:
     """Sums of the gradient and of its product with b - s2; out = the gradient, if it was clipped by c."""
 
-    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+    def body(code: Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
         slope = _slope(code, arrays, s, clip)
         product = code.builder.fmul(slope, code.builder.fsub(arrays[1], s[2]))
         return (slope if clip == "output" else None), [slope, product]
@@ -447,7 +452,7 @@ def _slope_sums(clip: str) -> Body:
 def _slope_apply(clip: str) -> Body:
     """Out = s0 · (gradient - s3 - (b - s2) · s4)."""
 
-    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+    def body(code: Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
         builder = code.builder
         slope = builder.fsub(_slope(code, arrays, s, clip), s[3])
         through = builder.fmul(builder.fsub(arrays[1], s[2]), s[4])
@@ -459,7 +464,7 @@ def _slope_apply(clip: str) -> Body:
 def _clipped_slope(clip: str) -> Body:
     """Out = the gradient before the clip; its sum."""
 
-    def body(code: _Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
+    def body(code: Code, arrays: Any, s: list[Any]) -> tuple[Any, list[Any]]:
         slope = _slope(code, arrays, s, clip)
         return (slope if clip else None), [slope]
 
@@ -481,7 +486,7 @@ def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
     signature = types.void(target, types.int64, source, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Code(context, builder, signature, args, LANES)
+        code = Code(context, builder, signature, args, LANES)
         pointer = code.at(code.data(0), args[1])
         old, new = code.load(pointer), code.load(code.at(code.data(2), args[3]))
         larger = builder.select(builder.fcmp_ordered("<=", new, old), old, new)
@@ -501,7 +506,7 @@ def route_vector(_: Any, slopes: Any, at: Any, best: Any, here: Any, source: Any
     signature = types.void(slopes, types.int64, best, types.int64, source, types.int64, target)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Code(context, builder, signature, args, LANES)
+        code = Code(context, builder, signature, args, LANES)
         left, into = code.at(code.data(0), args[1]), code.at(code.data(6), args[5])
         slope, largest = code.load(left), code.load(code.at(code.data(2), args[3]))
         zero = code.splat(ir.Constant(_FLOAT, 0.0))

@@ -1,0 +1,139 @@
+"""Sums along a line of pixels: the innermost loop for one image at a time, in vector instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from driveprune.sparse.vector import LANES, Code
+
+SUMS = 12
+"""Vectors of sums that stay in registers."""
+
+
+def ways(vectors: int, outputs: int) -> int:
+    """How many weights to take at once, so that few sums do not wait for each other."""
+    sums = vectors * outputs
+    return 4 if sums <= 2 else 2 if sums <= 5 else 1
+
+
+def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
+    """The sums of one output, or of two that have the same places, over vectors that lie side by side.
+
+    line(arena, source, offsets, low, high, values, at, to, other, plus, other_plus, masks, place, bias, other_bias,
+    has_plus, relu):
+
+    arena[to + i] = bias + sum over j in [low, high) of values[at + (j - low) · outputs] · arena[source + offsets[j]
+    + i], for each number i of the vectors; plus arena[plus + i], clipped at zero, and zero where masks[place + i] is
+    zero (it is -1 elsewhere). The same at `other` with the values one further. high - low is a multiple of `ways`.
+    """
+    several = ways(vectors, outputs)
+
+    @intrinsic
+    def line(
+        _: Any, arena: Any, source: Any, offsets: Any, low: Any, high: Any, values: Any, at: Any, to: Any, other: Any,
+        plus: Any, other_plus: Any, masks: Any, place: Any, bias: Any, other_bias: Any, has_plus: Any, relu: Any,
+    ) -> Any:  # fmt: skip
+        int64, number, boolean = types.int64, types.float32, types.boolean
+        signature = types.void(
+            arena, int64, offsets, int64, int64, values, int64, int64, int64, int64, int64, masks, int64, number,
+            number, boolean, boolean,
+        )  # fmt: skip
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args, width)
+            base = code.data(0)
+            weights = code.at(code.data(5), args[6])
+            sums = _sums(
+                code, code.at(base, args[1]), code.data(2), args[3], args[4], weights, vectors, outputs, several
+            )
+            masks = code.at(code.data(11), args[12])
+            for number, (target, more, start) in enumerate(((7, 9, 13), (8, 10, 14))[:outputs]):
+                mine = [builder.fadd(each, code.splat(args[start])) for each in sums[number]]
+                mine = _plus(code, mine, code.at(base, args[more]), args[15])
+                for v, value in enumerate(mine):
+                    clipped = builder.select(args[16], code.positive(value, value), value)
+                    inside = _inside(code, clipped, code.at(masks, v * width))
+                    code.store(inside, code.at(base, args[target], v * width))
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return line
+
+
+def _sums(
+    code: Code, source: Any, offsets: Any, low: Any, high: Any, weights: Any, vectors: int, outputs: int, several: int
+) -> list[list[Any]]:
+    """Sums of products: for each output its vectors."""
+    builder, zero = code.builder, code.splat(ir.Constant(ir.FloatType(), 0.0))
+    int64 = ir.IntType(64)
+    before = builder.block
+    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
+    builder.position_at_end(loop)
+    j = builder.phi(int64)
+    j.add_incoming(low, before)
+    count = several * outputs * vectors
+    phis = [builder.phi(code.vector) for _ in range(count)]
+    new: list[Any] = []
+    first = builder.mul(builder.sub(j, low), int64(outputs))
+    for way in range(several):
+        offset = builder.sext(builder.load(code.at(offsets, j, way)), int64)
+        mine = [code.splat(builder.load(code.at(weights, first, way * outputs + o))) for o in range(outputs)]
+        loaded = [code.load(code.at(source, offset, v * code.width)) for v in range(vectors)]
+        pairs = [(weight, vector) for weight in mine for vector in loaded]
+        sums = phis[way * len(pairs) : (way + 1) * len(pairs)]
+        new += [code.fma(weight, vector, total) for (weight, vector), total in zip(pairs, sums, strict=True)]
+    following = builder.add(j, int64(several))
+    j.add_incoming(following, loop)
+    for phi, value in zip(phis, new, strict=True):
+        phi.add_incoming(zero, before)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
+    builder.position_at_end(done)
+    ends = []
+    for value in new:
+        end = builder.phi(code.vector)
+        end.add_incoming(zero, before)
+        end.add_incoming(value, loop)
+        ends.append(end)
+    size = outputs * vectors
+    totals = [_added(code, ends[place::size]) for place in range(size)]
+    return [totals[o * vectors : (o + 1) * vectors] for o in range(outputs)]
+
+
+def _added(code: Code, parts: list[Any]) -> Any:
+    """The sum of vectors, in pairs."""
+    while len(parts) > 1:
+        parts = [code.builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _plus(code: Code, values: list[Any], pointer: Any, has_plus: Any) -> list[Any]:
+    """Values plus those at a place, if there are some."""
+    builder = code.builder
+    before = builder.block
+    add, done = builder.append_basic_block("add"), builder.append_basic_block("added")
+    builder.cbranch(has_plus, add, done)
+    builder.position_at_end(add)
+    more = [builder.fadd(value, code.load(code.at(pointer, v * code.width))) for v, value in enumerate(values)]
+    builder.branch(done)
+    builder.position_at_end(done)
+    found = []
+    for value, larger in zip(values, more, strict=True):
+        phi = builder.phi(code.vector)
+        phi.add_incoming(value, before)
+        phi.add_incoming(larger, add)
+        found.append(phi)
+    return found
+
+
+def _inside(code: Code, value: Any, mask: Any) -> Any:
+    """A value where the mask has all bits set, zero where it has none."""
+    whole = ir.VectorType(ir.IntType(32), code.width)
+    bits = code.builder.and_(code.builder.bitcast(value, whole), code.load(mask, whole))
+    return code.builder.bitcast(bits, code.vector)
