@@ -7,7 +7,6 @@ with a stride, or one that changes the size, first sorts its input by the remain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -438,7 +437,7 @@ class _Tables:
         offsets = _offsets(layer, each.source)
         vectors = 1 if each.kind == LINEAR else -(-out.line // LANES)
         pairs = [] if each.kind == LINEAR else _pairs(layer)
-        jobs = _Jobs(layer, offsets, pairs, 1 if each.kind == LINEAR else vectors)
+        jobs = _Jobs(layer, offsets, pairs, vectors)
         row |= {"vectors": vectors, "jobs": self._job_count, "bias": self.bias_count}
         if each.kind == LAYER:
             row["mask"] = self._mask(out.shape[1], out.shape[2], out.pitch.length)
@@ -484,9 +483,9 @@ def _offsets(layer: Layer, x: _Value) -> Ints:
 class _Jobs:
     """The kept weights of a layer by job: an output, or two of which each place has a value for both."""
 
-    def __init__(self, layer: Layer, offsets: Ints, pairs: Sequence[tuple[int, int]], vectors: int) -> None:
+    def __init__(self, layer: Layer, offsets: Ints, pairs: list[tuple[int, int]], vectors: int) -> None:
         outputs = layer.places[:, 0]
-        starts = np.searchsorted(outputs, np.arange(layer.outputs + 1))
+        bounds = np.searchsorted(outputs, np.arange(layer.outputs + 1))
         self.slots = np.zeros(len(outputs), np.int64)
         """Where the value of each kept weight is."""
         self.value_count = 0
@@ -495,10 +494,10 @@ class _Jobs:
         paired = {o for pair in pairs for o in pair}
         for first, second in [*pairs, *((o, -1) for o in range(layer.outputs) if o not in paired)]:
             both = [first] if second < 0 else [first, second]
-            places = np.unique(np.concatenate([offsets[starts[o] : starts[o + 1]] for o in both]))
-            for number, o in enumerate(both):
-                mine = slice(starts[o], starts[o + 1])
-                self.slots[mine] = self.value_count + np.searchsorted(places, offsets[mine]) * len(both) + number
+            mine = [slice(bounds[o], bounds[o + 1]) for o in both]
+            places = np.unique(np.concatenate([offsets[each] for each in mine]))
+            for number, each in enumerate(mine):
+                self.slots[each] = self.value_count + np.searchsorted(places, offsets[each]) * len(both) + number
             fill = -len(places) % ways(vectors, len(both))
             places = np.concatenate([places, places[:1].repeat(fill)])
             end = self._offset_count + len(places)

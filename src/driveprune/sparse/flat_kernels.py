@@ -7,7 +7,7 @@ import numpy as np
 from numba import prange
 
 from driveprune.compiled import compiled
-from driveprune.sparse.line import SUMS, make_line
+from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
 from driveprune.sparse.team import report, take, wait
 from driveprune.sparse.vector import LANES
 
@@ -30,283 +30,51 @@ FIELDS = {
 ) = FIELDS.values()  # fmt: skip
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12 = (make_line(vectors, 1) for vectors in range(1, SUMS + 1))
-_two_1, _two_2, _two_3, _two_4, _two_5, _two_6 = (make_line(vectors, 2) for vectors in range(1, SUMS // 2 + 1))
+_two_1, _two_2, _two_3, _two_4, _two_5 = (make_line(vectors, 2) for vectors in range(1, PAIR_SUMS // 2 + 1))
 
 
 @numba.njit(inline="always")
-def _single(size, arena, source, offsets, low, high, values, at, to, plus, masks, place, bias, has_plus, relu):
+def _single(size, arena, source, weights, targets, masks, place, biases, flags):
     """A stretch of one output."""
     if size == 12:
-        _12(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _12(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 11:
-        _11(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _11(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 10:
-        _10(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _10(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 9:
-        _9(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _9(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 8:
-        _8(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _8(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 7:
-        _7(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _7(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 6:
-        _6(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _6(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 5:
-        _5(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _5(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 4:
-        _4(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _4(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 3:
-        _3(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _3(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 2:
-        _2(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _2(arena, source, weights, targets, masks, place, biases, flags)
     else:
-        _1(
-            arena,
-            source,
-            offsets,
-            low,
-            high,
-            values,
-            at,
-            to,
-            to,
-            plus,
-            plus,
-            masks,
-            place,
-            bias,
-            bias,
-            has_plus,
-            relu,
-        )
+        _1(arena, source, weights, targets, masks, place, biases, flags)
 
 
 @numba.njit(inline="always")
-def _pair(
-    size, arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-):
+def _pair(size, arena, source, weights, targets, masks, place, biases, flags):
     """A stretch of two outputs."""
-    if size == 6:
-        _two_6(
-            arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-        )
-    elif size == 5:
-        _two_5(
-            arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-        )
+    if size == 5:
+        _two_5(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 4:
-        _two_4(
-            arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-        )
+        _two_4(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 3:
-        _two_3(
-            arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-        )
+        _two_3(arena, source, weights, targets, masks, place, biases, flags)
     elif size == 2:
-        _two_2(
-            arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-        )
+        _two_2(arena, source, weights, targets, masks, place, biases, flags)
     else:
-        _two_1(
-            arena, source, offsets, low, high, values, at, to, other, plus, more, masks, place, a, b, has_plus, relu
-        )
+        _two_1(arena, source, weights, targets, masks, place, biases, flags)
 
 
 @compiled()
@@ -316,25 +84,22 @@ def _layer(arena, step, jobs, low, high, offsets, values, bias, masks):
     for number in range(low, high):
         job = jobs[step[JOBS] + number]
         first, second, begin, end, at = job[0], job[1], job[2], job[3], job[4]
-        most = SUMS // 2 if second >= 0 else SUMS
+        last, most = (second, PAIR_SUMS // 2) if second >= 0 else (first, SUMS)
+        weights, flags = (offsets, begin, end, values, at), (has_plus, relu)
+        biases = bias[step[BIAS] + first], bias[step[BIAS] + last]
         stretches = (vectors + most - 1) // most
-        to, plus = step[OUTPUT] + first * step[OUT_PLANE], step[PLUS] + first * step[PLUS_PLANE]
-        other, more = step[OUTPUT] + second * step[OUT_PLANE], step[PLUS] + second * step[PLUS_PLANE]
         for stretch in range(stretches):
             here = stretch * vectors // stretches
             size = (stretch + 1) * vectors // stretches - here
             k = here * LANES
+            targets = (
+                step[OUTPUT] + first * step[OUT_PLANE] + k, step[OUTPUT] + last * step[OUT_PLANE] + k,
+                step[PLUS] + first * step[PLUS_PLANE] + k, step[PLUS] + last * step[PLUS_PLANE] + k,
+            )  # fmt: skip
             if second >= 0:
-                _pair(
-                    size, arena, step[INPUT] + k, offsets, begin, end, values, at, to + k, other + k, plus + k,
-                    more + k, masks, step[MASK] + k, bias[step[BIAS] + first], bias[step[BIAS] + second], has_plus,
-                    relu,
-                )  # fmt: skip
+                _pair(size, arena, step[INPUT] + k, weights, targets, masks, step[MASK] + k, biases, flags)
             else:
-                _single(
-                    size, arena, step[INPUT] + k, offsets, begin, end, values, at, to + k, plus + k, masks,
-                    step[MASK] + k, bias[step[BIAS] + first], has_plus, relu,
-                )  # fmt: skip
+                _single(size, arena, step[INPUT] + k, weights, targets, masks, step[MASK] + k, biases, flags)
 
 
 @compiled()

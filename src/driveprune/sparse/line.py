@@ -6,12 +6,18 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from driveprune.sparse.vector import LANES, Code
 
 SUMS = 12
 """Vectors of sums that stay in registers."""
+
+PAIR_SUMS = 10
+"""The same for two outputs: their weights and a vector of the input need registers, too."""
+
+_I64 = ir.IntType(64)
 
 
 def ways(vectors: int, outputs: int) -> int:
@@ -23,8 +29,8 @@ def ways(vectors: int, outputs: int) -> int:
 def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
     """The sums of one output, or of two that have the same places, over vectors that lie side by side.
 
-    line(arena, source, offsets, low, high, values, at, to, other, plus, other_plus, masks, place, bias, other_bias,
-    has_plus, relu):
+    line(arena, source, (offsets, low, high, values, at), (to, other, plus, other_plus), masks, place, (bias,
+    other_bias), (has_plus, relu)):
 
     arena[to + i] = bias + sum over j in [low, high) of values[at + (j - low) · outputs] · arena[source + offsets[j]
     + i], for each number i of the vectors; plus arena[plus + i], clipped at zero, and zero where masks[place + i] is
@@ -34,30 +40,27 @@ def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
 
     @intrinsic
     def line(
-        _: Any, arena: Any, source: Any, offsets: Any, low: Any, high: Any, values: Any, at: Any, to: Any, other: Any,
-        plus: Any, other_plus: Any, masks: Any, place: Any, bias: Any, other_bias: Any, has_plus: Any, relu: Any,
-    ) -> Any:  # fmt: skip
-        int64, number, boolean = types.int64, types.float32, types.boolean
-        signature = types.void(
-            arena, int64, offsets, int64, int64, values, int64, int64, int64, int64, int64, masks, int64, number,
-            number, boolean, boolean,
-        )  # fmt: skip
+        _: Any, arena: Any, source: Any, weights: Any, targets: Any, masks: Any, place: Any, biases: Any, flags: Any
+    ) -> Any:
+        signature = types.void(arena, types.int64, weights, targets, masks, types.int64, biases, flags)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
-            base = code.data(0)
-            weights = code.at(code.data(5), args[6])
+            base, masks = code.data(0), code.at(code.data(4), args[5])
+            kinds = signature.args[2].types
+            offsets, low, high, values, at = _unpacked(builder, args[2])
+            offsets, values = (code.data_of(kind, each) for kind, each in ((kinds[0], offsets), (kinds[3], values)))
+            targets, biases, (has_plus, relu) = (_unpacked(builder, args[n]) for n in (3, 6, 7))
             sums = _sums(
-                code, code.at(base, args[1]), code.data(2), args[3], args[4], weights, vectors, outputs, several
+                code, code.at(base, args[1]), offsets, low, high, code.at(values, at), vectors, outputs, several
             )
-            masks = code.at(code.data(11), args[12])
-            for number, (target, more, start) in enumerate(((7, 9, 13), (8, 10, 14))[:outputs]):
-                mine = [builder.fadd(each, code.splat(args[start])) for each in sums[number]]
-                mine = _plus(code, mine, code.at(base, args[more]), args[15])
+            for number in range(outputs):
+                place, bias = code.at(base, targets[number]), code.splat(biases[number])
+                mine = [builder.fadd(total, bias) for total in sums[number]]
+                mine = _plus(code, mine, code.at(base, targets[2 + number]), has_plus)
                 for v, value in enumerate(mine):
-                    clipped = builder.select(args[16], code.positive(value, value), value)
-                    inside = _inside(code, clipped, code.at(masks, v * width))
-                    code.store(inside, code.at(base, args[target], v * width))
+                    clipped = builder.select(relu, code.positive(value, value), value)
+                    code.store(_inside(code, clipped, code.at(masks, v * width)), code.at(place, v * width))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -65,30 +68,35 @@ def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
     return line
 
 
+def _unpacked(builder: Any, value: Any) -> Any:
+    return cgutils.unpack_tuple(builder, value)  # type: ignore[no-untyped-call]
+
+
 def _sums(
     code: Code, source: Any, offsets: Any, low: Any, high: Any, weights: Any, vectors: int, outputs: int, several: int
 ) -> list[list[Any]]:
     """Sums of products: for each output its vectors."""
     builder, zero = code.builder, code.splat(ir.Constant(ir.FloatType(), 0.0))
-    int64 = ir.IntType(64)
     before = builder.block
     loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
     builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
     builder.position_at_end(loop)
-    j = builder.phi(int64)
+    j = builder.phi(_I64)
     j.add_incoming(low, before)
     count = several * outputs * vectors
     phis = [builder.phi(code.vector) for _ in range(count)]
     new: list[Any] = []
-    first = builder.mul(builder.sub(j, low), int64(outputs))
+    first = builder.mul(builder.sub(j, low), _I64(outputs))
     for way in range(several):
-        offset = builder.sext(builder.load(code.at(offsets, j, way)), int64)
+        offset = builder.sext(builder.load(code.at(offsets, j, way)), _I64)
         mine = [code.splat(builder.load(code.at(weights, first, way * outputs + o))) for o in range(outputs)]
-        loaded = [code.load(code.at(source, offset, v * code.width)) for v in range(vectors)]
-        pairs = [(weight, vector) for weight in mine for vector in loaded]
-        sums = phis[way * len(pairs) : (way + 1) * len(pairs)]
-        new += [code.fma(weight, vector, total) for (weight, vector), total in zip(pairs, sums, strict=True)]
-    following = builder.add(j, int64(several))
+        sums = phis[way * outputs * vectors : (way + 1) * outputs * vectors]
+        for v in range(vectors):  # few vectors are in registers beside the sums
+            loaded = code.load(code.at(source, offset, v * code.width))
+            for o, weight in enumerate(mine):
+                sums[o * vectors + v] = code.fma(weight, loaded, sums[o * vectors + v])
+        new += sums
+    following = builder.add(j, _I64(several))
     j.add_incoming(following, loop)
     for phi, value in zip(phis, new, strict=True):
         phi.add_incoming(zero, before)

@@ -49,8 +49,12 @@ class Code:
 
     def data(self, number: int) -> Any:
         """The address of an argument that is an array."""
-        proxy = cgutils.create_struct_proxy(self.signature.args[number])  # type: ignore[no-untyped-call]
-        return proxy(self.context, self.builder, value=self.args[number]).data
+        return self.data_of(self.signature.args[number], self.args[number])
+
+    def data_of(self, kind: Any, array: Any) -> Any:
+        """The address of an array."""
+        proxy = cgutils.create_struct_proxy(kind)  # type: ignore[no-untyped-call]
+        return proxy(self.context, self.builder, value=array).data
 
     def at(self, pointer: Any, *places: Any) -> Any:
         """An address, so many numbers further."""
