@@ -682,10 +682,15 @@ def test_after_compaction():
     assert_near(sparse.eval()(x), masked(net, mask).eval()(x), 1e-4)
 
 
-def test_paper_networks_run_in_one_region():
+@pytest.mark.parametrize("smaller", [False, True])
+def test_paper_networks_run_in_one_region(smaller):
     for name in ("alexnet", "vgg16", "resnet18"):
         net = dp.models.build(name, classes=4, width=0.125).eval()
-        sparse = dp.sparsify(net, random_mask(net, 0.9), floats(1, 3, 32, 32), layers="sparse")
+        mask = random_mask(net, 0.9)
+        if smaller:
+            net = dp.compact(net, mask, floats(1, 3, 32, 32))
+            mask = net.mask
+        sparse = dp.sparsify(net, mask, floats(1, 3, 32, 32), layers="sparse")
         assert len(sparse.regions) == 1, name
         assert sum(node.op != "placeholder" for node in sparse.graph.nodes) == 2, name  # the region and the output
         exact = dp.densify(sparse).double()

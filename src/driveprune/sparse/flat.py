@@ -349,12 +349,12 @@ class _Plan:
         reach = [
             (k - 1) * gap // step for k, gap, step in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
         ]
-        deep = rows + reach[0]
-        sorted_ = self._new((x.shape[0] * sr * sc, deep, columns + reach[1]), is_sorted=True)
+        deep, kinds = rows + reach[0], _remainders(layer)
+        sorted_ = self._new((x.shape[0] * kinds[0] * kinds[1], deep, columns + reach[1]), is_sorted=True)
         sorted_.pitch.join(out.pitch)
         numbers = {
             "row_stride": sr, "column_stride": sc, "top": layer.padding[0], "left": layer.padding[1], "deep": deep,
-            "columns": columns + reach[1],
+            "columns": columns + reach[1], "row_kinds": kinds[0], "column_kinds": kinds[1],
         }  # fmt: skip
         self.work.append(_Work(SPREAD, x, sorted_, channels=x.shape[0], numbers=numbers))
         return sorted_
@@ -364,6 +364,13 @@ def _keeps_size(layer: Layer) -> bool:
     """Whether a layer's output is as large as its input, whatever that is."""
     both = zip(layer.padding, layer.dilation, layer.kernel, strict=True)
     return layer.stride == (1, 1) and all(2 * pad == gap * (kernel - 1) for pad, gap, kernel in both)
+
+
+def _remainders(layer: Layer) -> tuple[int, int]:
+    """How many remainders of the stride a layer's kernel reads, down and across."""
+    sizes = zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+    rows, columns = (max(place * gap % step for place in range(kernel)) + 1 for kernel, gap, step in sizes)
+    return rows, columns
 
 
 def _check_sum(plus: _Value | None, shape: tuple[int, int, int]) -> None:
@@ -475,8 +482,8 @@ def _offsets(layer: Layer, x: _Value) -> Ints:
     if not x.is_sorted:
         found = c * x.plane + (y - layer.padding[0]) * pitch + z - layer.padding[1]
     else:
-        (sr, sc) = layer.stride
-        found = ((c * sr + y % sr) * sc + z % sc) * x.plane + y // sr * pitch + z // sc
+        (sr, sc), kinds = layer.stride, _remainders(layer)
+        found = ((c * kinds[0] + y % sr) * kinds[1] + z % sc) * x.plane + y // sr * pitch + z // sc
     return np.asarray(found, np.int64)
 
 

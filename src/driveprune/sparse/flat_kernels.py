@@ -19,14 +19,15 @@ FIELDS = {
         (
             "kind", "input", "in_plane", "in_pitch", "output", "out_plane", "out_pitch", "plus", "plus_plane",
             "plus_pitch", "relu", "height", "width", "rows", "columns", "row_stride", "column_stride", "top", "left",
-            "deep", "kernel_rows", "kernel_columns", "vectors", "mask", "bias", "scale", "jobs",
+            "deep", "row_kinds", "column_kinds", "kernel_rows", "kernel_columns", "vectors", "mask", "bias", "scale",
+            "jobs",
         )
     )
 }  # fmt: skip
 (
     KIND, INPUT, IN_PLANE, IN_PITCH, OUTPUT, OUT_PLANE, OUT_PITCH, PLUS, PLUS_PLANE, PLUS_PITCH, RELU, HEIGHT, WIDTH,
-    ROWS, COLUMNS, ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, DEEP, KERNEL_ROWS, KERNEL_COLUMNS, VECTORS, MASK, BIAS,
-    SCALE, JOBS,
+    ROWS, COLUMNS, ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, DEEP, ROW_KINDS, COLUMN_KINDS, KERNEL_ROWS, KERNEL_COLUMNS,
+    VECTORS, MASK, BIAS, SCALE, JOBS,
 ) = FIELDS.values()  # fmt: skip
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12 = (make_line(vectors, 1) for vectors in range(1, SUMS + 1))
@@ -109,9 +110,9 @@ def _spread(arena, step, low, high):
     row_stride, column_stride = step[ROW_STRIDE], step[COLUMN_STRIDE]
     for c in range(low, high):
         source = step[INPUT] + c * step[IN_PLANE]
-        for ry in range(row_stride):
-            for rx in range(column_stride):
-                to = step[OUTPUT] + ((c * row_stride + ry) * column_stride + rx) * step[OUT_PLANE]
+        for ry in range(step[ROW_KINDS]):
+            for rx in range(step[COLUMN_KINDS]):
+                to = step[OUTPUT] + ((c * step[ROW_KINDS] + ry) * step[COLUMN_KINDS] + rx) * step[OUT_PLANE]
                 first = max(0, -((rx - step[LEFT]) // column_stride))
                 last = min(step[COLUMNS], (width - 1 - rx + step[LEFT]) // column_stride + 1)
                 for i in range(step[DEEP]):

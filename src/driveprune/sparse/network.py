@@ -275,8 +275,8 @@ def _weight_of(path: str) -> str:
 
 def _reads_weights(module: nn.Module) -> bool:
     """Whether a module of torch may read its layers' weights itself, as those of transformers do."""
-    containers = nn.Sequential, nn.ModuleList, nn.ModuleDict
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, containers)
+    containers = nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict
+    return type(module).__module__.startswith("torch.nn.") and type(module) not in containers
 
 
 def _places(plain: nn.Module, replaced: Mapping[nn.Module, SparseLayer]) -> dict[str, SparseLayer]:
