@@ -96,7 +96,7 @@ class Kernel:
         check_kind(values)
         given = np.zeros(out.shape[1], np.float32) if bias is None else flat(bias)
         count = threads()
-        for first, jobs, tiling in self._pieces(make, size, out):
+        for first, jobs, tiling in self.pieces(make, size, (out.shape[2], out.shape[3]), out.shape[0]):
             weights = flat(values) if tiling.order is None else flat(values)[tiling.order]
             scratch = _scratch(count, tiling)
             run(
@@ -105,9 +105,11 @@ class Kernel:
                 tiling.aside, tiling.starts, tiling.offsets, scratch, relu,
             )  # fmt: skip
 
-    def _pieces(self, make: Any, size: tuple[int, int], out: Tensor) -> list[tuple[int, int, Tiling]]:
+    def pieces(
+        self, make: Any, size: tuple[int, int], out: tuple[int, int], blocks: int
+    ) -> list[tuple[int, int, Tiling]]:
         """(first block, number of pieces, tables): pieces of several blocks, and what is left over."""
-        blocks, at_once = out.shape[0], min(out.shape[0], blocks_for((out.shape[2], out.shape[3])))
+        at_once = min(blocks, blocks_for(out))
         whole, rest = divmod(blocks, at_once)
         found = [(0, whole, self.tiling(make, *size, at_once))]
         if rest:
@@ -118,7 +120,9 @@ class Kernel:
         """The gradient of the kept values."""
         count = threads()
         total: Tensor | None = None
-        for first, jobs, tiling in self._pieces(forward, (x.shape[2], x.shape[3]), slope):
+        for first, jobs, tiling in self.pieces(
+            forward, (x.shape[2], x.shape[3]), (slope.shape[2], slope.shape[3]), x.shape[0]
+        ):
             fours = tiling.by_fours
             scratch, sums = _scratch(count, tiling), np.zeros((count, len(fours.offsets)), np.float32)
             run(

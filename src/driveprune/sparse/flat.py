@@ -30,11 +30,11 @@ from driveprune.sparse.flat_kernels import (
     work,
     work_together,
 )
-from driveprune.sparse.folded import Folded
+from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.line import ways
 from driveprune.sparse.memory import Floats
-from driveprune.sparse.step import Step
+from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
 from driveprune.sparse.tiling import Ints, Layer
 from driveprune.sparse.vector import LANES
@@ -54,10 +54,6 @@ some products are in vain."""
 
 PAIRED_DENSITY = 0.1
 """Layers with fewer weights than this have hardly two outputs that are alike."""
-
-
-class UnknownStepError(Exception):
-    """A step that is not known here."""
 
 
 class _Pitch:
@@ -169,16 +165,14 @@ class FlatRegion:
         tables = _Tables(self._threads)
         for each in plan.work:
             tables.add(each)
-        self._folds = tables.folds
         self._together = self._threads > 1 and tables.work > TEAM_WORK
-        self._values, self._bias = torch.zeros(tables.value_count).numpy(), torch.zeros(tables.bias_count).numpy()
+        self._weights = Weights(tables.folds, tables.value_count, tables.bias_count)
         self._tables = tables.arrays()
         self._free: list[_Memory] = []
-        self._version: object = None
 
     def __call__(self, *images: Tensor) -> list[Tensor]:
         """The outputs for inputs of one image each, without the dimension of the batch."""
-        self._refresh()
+        self._weights.refresh()
         try:
             memory = self._free.pop()
         except IndexError:  # all are in use, by other threads
@@ -187,7 +181,8 @@ class FlatRegion:
             place.copy_(image.view(place.shape))
         memory.counters[:] = 0
         steps, items, jobs, offsets, masks = self._tables
-        given = memory.arena, steps, items, jobs, offsets, self._values, self._bias, masks, memory.counters
+        values, bias = self._weights.values, self._weights.bias
+        given = memory.arena, steps, items, jobs, offsets, values, bias, masks, memory.counters
         if self._together:
             use_threads()
             work_together(*given, self._threads)  # type: ignore[no-untyped-call]
@@ -202,14 +197,6 @@ class FlatRegion:
         arena = torch.zeros(self._size)
         inputs, outputs = ([each.strided(arena) for each in some] for some in (self._inputs, self._outputs))
         return _Memory(arena.numpy(), np.zeros(COUNTERS, np.int64), inputs, outputs)
-
-    def _refresh(self) -> None:
-        """Take over weights that have changed."""
-        version = [fold.version() for fold, _, _ in self._folds]
-        if version != self._version:
-            for fold, slots, bias in self._folds:
-                fold.fill(self._values, slots, self._bias[bias])
-            self._version = version
 
 
 class _Plan:

@@ -62,3 +62,22 @@ class Folded:
         else:
             values, given = self.weights()
             weights[slots], bias[:] = values.numpy(), given.numpy()
+
+
+class Weights:
+    """The folded weights of a region in two arrays, kept up to date."""
+
+    def __init__(self, folds: list[tuple[Folded, Ints, slice]], values: int, bias: int) -> None:
+        self._folds = folds
+        """Each with the slots of its values, and its part of the biases."""
+        self.values: Floats = torch.zeros(values).numpy()
+        self.bias: Floats = torch.zeros(bias).numpy()
+        self._version: object = None
+
+    def refresh(self) -> None:
+        """Take over what has changed."""
+        version = [folded.version() for folded, _, _ in self._folds]
+        if version != self._version:
+            for folded, slots, bias in self._folds:
+                folded.fill(self.values, slots, self.bias[bias])
+            self._version = version

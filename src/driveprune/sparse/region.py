@@ -19,10 +19,11 @@ from torch import Tensor, fx, nn
 from driveprune.compact import SameDropout
 from driveprune.compiled import threads
 from driveprune.sparse import blocked
-from driveprune.sparse.flat import FlatRegion, UnknownStepError
+from driveprune.sparse.batch import BatchRegion
+from driveprune.sparse.flat import FlatRegion
 from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
-from driveprune.sparse.step import Step
+from driveprune.sparse.step import Step, UnknownStepError
 
 Shapes = Mapping[str, torch.Size]
 """Node's name -> the shape of its value for the example, if it is a float32 tensor of 2 or 4 dimensions."""
@@ -183,6 +184,9 @@ def _longer(step: Step, open_end: Callable[[str], Step | None]) -> tuple[Step, S
 FEW = 3
 """So many images are faster one at a time than side by side."""
 
+SIZES_KNOWN = 6
+"""The tables of so many sizes of inputs are kept."""
+
 
 class Region:
     """A part of a network, done in blocked tensors, or image by image where nothing is learnt and there are few."""
@@ -191,12 +195,12 @@ class Region:
         self.steps, self.inputs, self.outputs = fused(steps, set(outputs)), inputs, outputs
         self._dims = {name: len(shapes[name]) for name in (*inputs, *outputs)}
         self._folded = {step.output: Folded(step.module, step.norm) for step in self.steps if step.kind == "layer"}
-        self._flat: dict[tuple[Any, ...], FlatRegion | None] = {}
+        self._known: dict[tuple[Any, ...], FlatRegion | BatchRegion | None] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         other = object.__new__(Region)
         other.steps, other.inputs, other.outputs = copy.deepcopy(self.steps, memo), self.inputs, self.outputs
-        other._dims, other._flat = self._dims, {}
+        other._dims, other._known = self._dims, {}
         other._folded = {step.output: Folded(step.module, step.norm) for step in other.steps if step.kind == "layer"}
         return other
 
@@ -213,9 +217,9 @@ class Region:
         with torch.autocast("cpu", enabled=False):
             count = len(tensors[0])
             learns = torch.is_grad_enabled() or self._in_training()
-            single = None if learns or count > FEW else self._one_by_one(tensors)
-            if single is not None:
-                return tuple(_shaped(each, self._dims[name]) for each, name in zip(single, self.outputs, strict=True))
+            whole = None if learns else self._in_one_call(tensors)
+            if whole is not None:
+                return tuple(_shaped(each, self._dims[name]) for each, name in zip(whole, self.outputs, strict=True))
             known = {name: blocked.pack(tensor) for name, tensor in zip(self.inputs, tensors, strict=True)}
             for step in self.steps:
                 folded = None if learns else self._folded.get(step.output)
@@ -230,20 +234,28 @@ class Region:
             norm.running_mean is None for norm in norms
         )
 
-    def _one_by_one(self, tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
-        """The outputs image by image, if all steps are known there."""
+    def _in_one_call(self, tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
+        """The outputs, image by image or all at once, if all steps are known there."""
+        count = len(tensors[0])
         shapes = tuple(tuple(tensor.shape[1:]) + (1,) * (4 - tensor.dim()) for tensor in tensors)
-        key = (*shapes, threads())
-        if key not in self._flat:
-            try:
-                self._flat[key] = FlatRegion(self.steps, dict(zip(self.inputs, shapes, strict=True)), self.outputs)  # type: ignore[arg-type]
-            except UnknownStepError:
-                self._flat[key] = None
-        region = self._flat[key]
-        if region is None:
+        key = (*shapes, threads(), max(count, FEW))  # few images are done one by one
+        if key not in self._known:
+            while len(self._known) >= SIZES_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[key] = self._made(dict(zip(self.inputs, shapes, strict=True)), count)
+        region = self._known[key]
+        if isinstance(region, FlatRegion):
+            images = [region(*(tensor[number] for tensor in tensors)) for number in range(count)]
+            return [torch.stack(each) for each in zip(*images, strict=True)]
+        return None if region is None else region(*tensors)
+
+    def _made(self, shapes: dict[str, Any], count: int) -> FlatRegion | BatchRegion | None:
+        try:
+            if count <= FEW:
+                return FlatRegion(self.steps, shapes, self.outputs)
+            return BatchRegion(self.steps, shapes, self.outputs, count)
+        except UnknownStepError:
             return None
-        images = [region(*(tensor[number].float() for tensor in tensors)) for number in range(len(tensors[0]))]
-        return [torch.stack(each) for each in zip(*images, strict=True)]
 
 
 def _shaped(x: Tensor, dims: int) -> Tensor:

@@ -8,6 +8,10 @@ from typing import Any
 from torch import nn
 
 
+class UnknownStepError(Exception):
+    """A step that only the kernels for training know."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One operation on blocked tensors."""

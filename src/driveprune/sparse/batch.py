@@ -1,0 +1,297 @@
+"""Inference for a batch: a region in one call, whose steps a team of threads does together.
+
+Values are blocked tensors in one piece of memory, which is used again when nobody needs a value any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from driveprune.compiled import threads, use_threads
+from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work_together
+from driveprune.sparse.blocked import pooled
+from driveprune.sparse.folded import Folded, Weights
+from driveprune.sparse.layers import SparseLayer
+from driveprune.sparse.memory import Floats
+from driveprune.sparse.step import Step, UnknownStepError
+from driveprune.sparse.team import COUNTERS
+from driveprune.sparse.tiling import Ints, Tiling, forward
+from driveprune.sparse.vector import LANES
+
+PIECE = 50_000
+"""Numbers that are worth being a piece of work of their own, in steps that only move them."""
+
+Shape = tuple[int, int, int]
+
+
+@dataclass
+class _Buffer:
+    """A part of the arena, and how many steps are still to read it."""
+
+    place: int
+    size: int
+    uses: int
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A blocked tensor."""
+
+    shape: Shape
+    buffer: _Buffer
+
+    @property
+    def place(self) -> int:
+        """Where it begins in the arena."""
+        return self.buffer.place
+
+
+@dataclass
+class _Memory:
+    """What one call needs for itself."""
+
+    arena: Floats
+    scratch: Floats
+    counters: Ints
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class BatchRegion:
+    """A region for so many images of a size, with all weights folded, as tables for one call."""
+
+    def __init__(self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int) -> None:
+        self._count, self._threads = count, threads()
+        tables = _Tables(steps, inputs, outputs, -(-count // LANES), self._threads)
+        self._inputs, self._outputs = tables.inputs, [tables.values[name] for name in outputs]
+        self._size, self._scratch = tables.size, tables.scratch
+        self._weights = tables.weights()
+        self._steps, self._items, self._arrays, self._offsets = tables.arrays()
+        self._free: list[_Memory] = []
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """The outputs for the inputs, with four dimensions."""
+        self._weights.refresh()
+        try:
+            memory = self._free.pop()
+        except IndexError:  # all are in use, by other threads
+            memory = self._memory()
+        for place, tensor in zip(memory.inputs, tensors, strict=True):
+            self._put(place, tensor)
+        memory.counters[:] = 0
+        weights = self._offsets, self._weights.values, self._weights.bias
+        use_threads()
+        work_together(memory.arena, self._steps, self._items, self._arrays, weights, memory.scratch, memory.counters)  # type: ignore[no-untyped-call]
+        copies = [place.clone(memory_format=torch.contiguous_format) for place in memory.outputs]
+        found = [each.view(-1, *each.shape[2:])[: self._count] for each in copies]
+        self._free.append(memory)
+        return found
+
+    def _put(self, place: Tensor, tensor: Tensor) -> None:
+        """Images into their blocks, and zeros where there are none."""
+        whole, rest = divmod(self._count, LANES)
+        images = tensor.reshape(self._count, *place.shape[2:])
+        place[:whole].copy_(images[: whole * LANES].view(whole, LANES, *place.shape[2:]))
+        if rest:
+            place[whole, :rest].copy_(images[whole * LANES :])
+            place[whole, rest:].zero_()
+
+    @torch.inference_mode(False)
+    def _memory(self) -> _Memory:
+        arena = torch.zeros(self._size)
+        blocks = -(-self._count // LANES)
+
+        def view(value: _Value) -> Tensor:
+            return (
+                arena[value.place : value.place + value.buffer.size].view(blocks, *value.shape, LANES).movedim(-1, 1)
+            )
+
+        inputs, outputs = ([view(each) for each in some] for some in (self._inputs, self._outputs))
+        scratch = torch.empty(self._threads, -(-self._scratch // 16) * 16).numpy()
+        return _Memory(arena.numpy(), scratch, np.zeros(COUNTERS, np.int64), inputs, outputs)
+
+
+class _Tables:
+    """The arrays that the kernels read."""
+
+    def __init__(
+        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], blocks: int, count: int
+    ) -> None:
+        self._blocks, self._threads = blocks, count
+        self._uses = _uses(steps, outputs)
+        self._gaps: list[tuple[int, int]] = []
+        self.size, self.scratch = LANES, 16
+        self._rows: list[dict[str, int]] = []
+        self._items: list[tuple[int, ...]] = []
+        self._tilings: list[Tiling] = []
+        self._ends = dict.fromkeys(("bands", "runs", "tiles", "starts", "weights"), 0)
+        self._folds: list[tuple[Folded, Ints, slice]] = []
+        self._bias_count = 0
+        self.values: dict[str, _Value] = {}
+        for name, shape in inputs.items():
+            self._new(name, shape)
+        self.inputs = list(self.values.values())
+        for step in steps:
+            self._add(step)
+            for name in (*step.inputs, *([] if step.plus is None else [step.plus])):
+                self._release(self.values[name].buffer)
+
+    def weights(self) -> Weights:
+        """The folded weights, to be filled in."""
+        return Weights(self._folds, self._ends["weights"], self._bias_count)
+
+    def arrays(self) -> tuple[Ints, Ints, tuple[Any, ...], Any]:
+        """Steps, items, the tables of all tilings and the offsets."""
+        steps = [[row.get(name, 0) for name in FIELDS] for row in self._rows]
+        names = ("bands", "runs", "inward", "outward", "aside", "starts")
+        tilings = self._tilings
+        joined = (np.concatenate([getattr(each, name) for each in tilings]) for name in names)
+        tables = np.stack([each.sizes for each in tilings]), *joined
+        offsets = np.concatenate([each.offsets for each in tilings])
+        return np.array(steps, np.int64), np.array(self._items, np.int64), tables, offsets
+
+    def _new(self, name: str, shape: Shape) -> _Value:
+        """A value, in the smallest gap that it fits into."""
+        size = self._blocks * shape[0] * shape[1] * shape[2] * LANES
+        length = -(-size // 16) * 16
+        fitting = [gap for gap in self._gaps if gap[1] >= length]
+        if fitting:
+            place, room = min(fitting, key=lambda gap: gap[1])
+            self._gaps.remove((place, room))
+            if room > length:
+                self._gaps.append((place + length, room - length))
+        else:
+            place = -(-self.size // 16) * 16
+            self.size = place + length
+        self.values[name] = _Value(shape, _Buffer(place, size, self._uses.get(name, 0)))
+        return self.values[name]
+
+    def _release(self, buffer: _Buffer) -> None:
+        """One use less; after the last one, others may have the memory."""
+        buffer.uses -= 1
+        if buffer.uses == 0:
+            self._gaps.append((buffer.place, -(-buffer.size // 16) * 16))
+
+    def _add(self, step: Step) -> None:
+        x = self.values[step.inputs[0]]
+        match step.kind:
+            case "dropout" | "same":
+                self._alias(step, x, x.shape)
+            case "flatten":
+                self._alias(step, x, (x.shape[0] * x.shape[1] * x.shape[2], 1, 1))
+            case "cat":
+                self._add_cat(step)
+            case "layer":
+                self._add_layer(step, x)
+            case "norm" | "relu" | "add":
+                self._add_affine(step, x)
+            case "max_pool":
+                (kr, kc), (sr, sc), (top, left) = step.numbers
+                rows, columns = pooled(x.shape[1:], *step.numbers)
+                numbers = {
+                    "row_stride": sr, "column_stride": sc, "top": top, "left": left, "kernel_rows": kr,
+                    "kernel_columns": kc,
+                }  # fmt: skip
+                self._add_planes(step, MAX_POOL, x, self._new(step.output, (x.shape[0], rows, columns)), numbers)
+            case "pool" if isinstance(step.module, nn.AdaptiveAvgPool2d) and step.module.output_size in {1, (1, 1)}:
+                self._add_planes(step, MEAN, x, self._new(step.output, (x.shape[0], 1, 1)), {})
+            case _:
+                raise UnknownStepError(step.kind)
+
+    def _alias(self, step: Step, x: _Value, shape: Shape) -> None:
+        """The same memory under another name: it is free when neither is needed."""
+        self.values[step.output] = _Value(shape, x.buffer)
+        x.buffer.uses += self._uses.get(step.output, 0)
+
+    def _add_cat(self, step: Step) -> None:
+        parts = [self.values[name] for name in step.inputs]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise UnknownStepError("cat of different sizes")
+        out = self._new(step.output, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+        first = 0
+        for part in parts:
+            self._add_planes(step, COPY, part, out, {"first": first})
+            first += part.shape[0]
+
+    def _add_affine(self, step: Step, x: _Value) -> None:
+        plus = step.inputs[1] if step.kind == "add" else step.plus
+        other = None if plus is None else self.values[plus]
+        if other is not None and other.shape != x.shape:
+            raise UnknownStepError("add of different sizes")
+        channels = x.shape[0]
+        numbers = {
+            "bias": self._bias_count, "scale": self._bias_count + channels, "relu": int(step.relu),
+            "plus": -1 if other is None else other.place,
+        }  # fmt: skip
+        self._fold(Folded(None, step.norm, channels), np.zeros(0, np.int64), 2 * channels)
+        self._add_planes(step, AFFINE, x, self._new(step.output, x.shape), numbers)
+
+    def _add_planes(self, step: Step, kind: int, x: _Value, out: _Value, numbers: dict[str, int]) -> None:
+        channels, height, width = x.shape
+        _, rows, columns = out.shape
+        self._rows.append({
+            "kind": kind, "input": x.place, "output": out.place, "plus": -1, "channels": channels, "height": height,
+            "width": width, "rows": rows, "columns": columns, "outputs": out.shape[0], **numbers,
+        })  # fmt: skip
+        planes = self._blocks * channels
+        pieces = max(1, min(4 * self._threads, x.buffer.size // PIECE, planes)) if self._threads > 1 else 1
+        self._items += [
+            (len(self._rows) - 1, piece * planes // pieces, (piece + 1) * planes // pieces, len(self._items))
+            for piece in range(pieces)
+        ]
+
+    def _add_layer(self, step: Step, x: _Value) -> None:
+        assert isinstance(step.module, SparseLayer)
+        kernel = step.module.kernel
+        kernel.layer.check(x.shape[0])
+        size = kernel.layer.size(*x.shape[1:])
+        shape = kernel.layer.outputs, *size
+        plus = None if step.plus is None else self.values[step.plus]
+        if plus is not None and plus.shape != shape:
+            raise UnknownStepError("add of different sizes")
+        out = self._new(step.output, shape)
+        before, bias = len(self._items), self._bias_count
+        for first, jobs, tiling in kernel.pieces(forward, x.shape[1:], size, self._blocks):
+            parts = -(-self._threads // jobs)
+            row = {
+                "kind": LAYER, "input": x.place, "output": out.place, "plus": -1 if plus is None else plus.place,
+                "relu": int(step.relu), "bias": bias, "first_block": first, "parts": parts,
+                "sizes": len(self._tilings),
+            }  # fmt: skip
+            lengths = {
+                "bands": len(tiling.bands), "runs": len(tiling.runs), "tiles": len(tiling.inward),
+                "starts": len(tiling.starts), "weights": len(tiling.offsets),
+            }  # fmt: skip
+            begin = self._ends["weights"]
+            for name, length in lengths.items():
+                row |= {name: self._ends[name], f"{name}_end": self._ends[name] + length}
+                self._ends[name] += length
+            self._tilings.append(tiling)
+            self._rows.append(row)
+            self._items += [(len(self._rows) - 1, piece, piece + 1, before) for piece in range(jobs * parts)]
+            self.scratch = max(self.scratch, tiling.scratch)
+            slots = np.arange(begin, begin + len(tiling.offsets))
+            if tiling.order is not None:
+                slots[tiling.order] = slots.copy()
+            self._folds.append((Folded(step.module, step.norm), slots, slice(bias, bias + kernel.layer.outputs)))
+        self._bias_count += kernel.layer.outputs
+
+    def _fold(self, folded: Folded, slots: Ints, bias: int) -> None:
+        self._folds.append((folded, slots, slice(self._bias_count, self._bias_count + bias)))
+        self._bias_count += bias
+
+
+def _uses(steps: list[Step], outputs: tuple[str, ...]) -> dict[str, int]:
+    """How often each value is needed."""
+    found: dict[str, int] = {}
+    for name in (*outputs, *(each for step in steps for each in step.inputs)):
+        found[name] = found.get(name, 0) + 1
+    for step in steps:
+        if step.plus is not None:
+            found[step.plus] = found.get(step.plus, 0) + 1
+    return found
