@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 import pytest
+import torch
 
 from driveprune.sparse import vector
 from driveprune.sparse.vector import FROM_BIAS, FROM_BIAS_AND_PLUS, FROM_OUTPUT, LANES, TILE, make_products, make_tile
@@ -10,6 +11,11 @@ from tests.sparse.literal import halves
 
 WIDTHS = (4, 8, 16)
 ZERO = np.float32(0)
+
+
+def aligned(array):
+    """A copy at an address that is a multiple of any vector's size."""
+    return torch.from_numpy(array).clone().numpy()
 
 
 def tile_in_python(x, offsets, values, inward, outward, out, start, bias, plus, relu, run, width, step):
@@ -28,12 +34,15 @@ def tile_in_python(x, offsets, values, inward, outward, out, start, bias, plus, 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("run", [8, 2])
-def test_a_tile(width, run):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tile(width, run, stream):
     tile = make_tile(TILE // run, run, width=width)
 
     @numba.njit
     def call(x, offsets, values, inward, outward, out, step, start, bias, plus, relu):
-        tile(x, offsets, values, 1, len(values) - 1, inward, outward, 0, out, 0, step, start, bias, plus, relu)
+        tile(
+            x, offsets, values, 1, len(values) - 1, inward, outward, 0, out, 0, step, start, bias, plus, relu, stream
+        )
 
     x, plus, before = halves(500, 1), halves(1000, 2), halves(1000, 3)
     offsets, values = np.array([400, 0, 3, 90, 17, 500], np.int32), halves(6, 4)
@@ -42,7 +51,7 @@ def test_a_tile(width, run):
     outward = np.arange(stretches, dtype=np.int64) * run * step
     for start in (FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS):
         for relu in (False, True):
-            found, expected = before.copy(), before.copy()
+            found, expected = aligned(before), before.copy()
             call(x, offsets, values, inward, outward, found, step, start, np.float32(0.5), plus, relu)
             tile_in_python(
                 x, offsets[1:-1], values[1:-1], inward, outward, expected, start, 0.5, plus, relu, run, width, step
@@ -56,7 +65,7 @@ def test_a_tile_without_weights_is_its_start():
 
     @numba.njit
     def call(x, offsets, values, where, out, bias):
-        tile(x, offsets, values, 0, 0, where, where, 0, out, 0, LANES, FROM_BIAS, bias, out, False)
+        tile(x, offsets, values, 0, 0, where, where, 0, out, 0, LANES, FROM_BIAS, bias, out, False, False)
 
     out = np.zeros(TILE * LANES, np.float32)
     call(out, np.zeros(1, np.int32), np.ones(1, np.float32), np.zeros(1, np.int64), out, np.float32(1.5))
@@ -93,7 +102,7 @@ def test_loops_return_two_sums(width):
 
     @numba.njit
     def call(a, base, count, s):
-        return loop(a, a, a, a, base, count, s, s, s, s, s)
+        return loop(a, a, a, a, base, count, s, s, s, s, s, False)
 
     a = halves(96, 1)
     total, squares = call(a, 16, 64, np.float32(0.5))
@@ -126,16 +135,17 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_elementwise_loops(name):
+@pytest.mark.parametrize("stream", [False, True])
+def test_elementwise_loops(name, stream):
     loop = getattr(vector, name)
 
     @numba.njit
     def call(a, b, c, out, base, count, s):
-        return loop(a, b, c, out, base, count, s[0], s[1], s[2], s[3], s[4])
+        return loop(a, b, c, out, base, count, s[0], s[1], s[2], s[3], s[4], stream)
 
     count = 3 * LANES
     a, b, c, s = halves(80, 1), halves(80, 2), halves(80, 3), np.array([2, -0.5, 0.5, 1.5, 0.25], np.float32)
-    out = np.full(80, 7, np.float32)
+    out = aligned(np.full(80, 7, np.float32))
     part = slice(LANES, LANES + count)
     sums = call(a, b, c, out, LANES, count, s)
     expected, *totals = LOOPS[name](a[part], b[part], c[part], s)
@@ -147,7 +157,7 @@ def test_elementwise_loops(name):
 def test_relu_lets_nan_pass():
     @numba.njit
     def call(a, out, one, zero):
-        return vector.scale_relu(a, a, a, out, 0, len(a), one, zero, zero, zero, zero)
+        return vector.scale_relu(a, a, a, out, 0, len(a), one, zero, zero, zero, zero, False)
 
     a, out = np.array([np.nan, -1, 2, -np.inf, np.inf, 0, -0.0, 3] * 2, np.float32), np.empty(16, np.float32)
     call(a, out, np.float32(1), ZERO)

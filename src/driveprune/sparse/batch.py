@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work_together
-from driveprune.sparse.blocked import pooled
+from driveprune.sparse.blocked import STREAM_BYTES, pooled
 from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
@@ -36,6 +36,11 @@ class _Buffer:
     place: int
     size: int
     uses: int
+
+    @property
+    def streams(self) -> int:
+        """Whether it is too large to stay in a cache until it is read."""
+        return int(self.size * 4 > STREAM_BYTES)
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,8 @@ class _Tables:
         _, rows, columns = out.shape
         self._rows.append({
             "kind": kind, "input": x.place, "output": out.place, "plus": -1, "channels": channels, "height": height,
-            "width": width, "rows": rows, "columns": columns, "outputs": out.shape[0], **numbers,
+            "width": width, "rows": rows, "columns": columns, "outputs": out.shape[0],
+            "stream": out.buffer.streams, **numbers,
         })  # fmt: skip
         planes = self._blocks * channels
         pieces = max(1, min(4 * self._threads, x.buffer.size // PIECE, planes)) if self._threads > 1 else 1
@@ -260,8 +266,8 @@ class _Tables:
             parts = -(-self._threads // jobs)
             row = {
                 "kind": LAYER, "input": x.place, "output": out.place, "plus": -1 if plus is None else plus.place,
-                "relu": int(step.relu), "bias": bias, "first_block": first, "parts": parts,
-                "sizes": len(self._tilings),
+                "relu": int(step.relu), "stream": out.buffer.streams, "bias": bias, "first_block": first,
+                "parts": parts, "sizes": len(self._tilings),
             }  # fmt: skip
             lengths = {
                 "bands": len(tiling.bands), "runs": len(tiling.runs), "tiles": len(tiling.inward),

@@ -16,7 +16,7 @@ FIELDS = {
     name: number
     for number, name in enumerate(
         (
-            "kind", "input", "output", "plus", "relu", "channels", "height", "width", "rows", "columns",
+            "kind", "input", "output", "plus", "relu", "stream", "channels", "height", "width", "rows", "columns",
             "kernel_rows", "kernel_columns", "row_stride", "column_stride", "top", "left", "first", "outputs", "bias",
             "scale", "first_block", "parts", "sizes", "bands", "bands_end", "runs", "runs_end", "tiles", "tiles_end",
             "starts", "starts_end", "weights", "weights_end",
@@ -24,9 +24,9 @@ FIELDS = {
     )
 }  # fmt: skip
 (
-    KIND, INPUT, OUTPUT, PLUS, RELU, CHANNELS, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS, ROW_STRIDE,
-    COLUMN_STRIDE, TOP, LEFT, FIRST, OUTPUTS, BIAS, SCALE, FIRST_BLOCK, PARTS, TABLE, BANDS, BANDS_END, RUNS,
-    RUNS_END, TILES, TILES_END, STARTS, STARTS_END, WEIGHTS, WEIGHTS_END,
+    KIND, INPUT, OUTPUT, PLUS, RELU, STREAM, CHANNELS, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS,
+    ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, FIRST, OUTPUTS, BIAS, SCALE, FIRST_BLOCK, PARTS, TABLE, BANDS, BANDS_END,
+    RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END, WEIGHTS, WEIGHTS_END,
 ) = FIELDS.values()  # fmt: skip
 
 _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
@@ -51,7 +51,7 @@ def _layer(arena, step, tables, weights, scratch, piece):
         bias[step[BIAS] : step[BIAS] + outputs], low, high, sizes, all_bands[step[BANDS] : step[BANDS_END]],
         all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles], all_aside[tiles],
         all_starts[step[STARTS] : step[STARTS_END]], offsets[kept], scratch,
-        FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0,
+        FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0, step[STREAM] != 0,
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def _planes(arena, step, bias, low, high):
             other = arena[step[PLUS] + p * plane if has_plus else 0 :]
             scale_plane(
                 arena[source:], other, arena[to:], 0, plane, bias[step[SCALE] + c], bias[step[BIAS] + c], has_plus,
-                step[RELU] != 0,
+                step[RELU] != 0, step[STREAM] != 0,
             )  # fmt: skip
         else:
             for k in range(0, plane, LANES):

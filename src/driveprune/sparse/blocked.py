@@ -21,6 +21,9 @@ from driveprune.sparse.memory import Floats, empty
 from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
 from driveprune.sparse.vector import LANES
 
+STREAM_BYTES = 2_000_000
+"""Larger tensors are written past the caches."""
+
 
 def pack(x: Tensor) -> Tensor:
     """(N, C, H, W) or (N, C) as a blocked tensor."""
@@ -40,6 +43,11 @@ def run(kernel: Callable[..., object], *args: Any) -> None:
     """Run a kernel; tensors are given as flat arrays."""
     use_threads()
     kernel(*(flat(each) if isinstance(each, Tensor) else each for each in args))
+
+
+def streams(out: Tensor) -> bool:
+    """Whether what is computed is too large to stay in a cache until it is read."""
+    return out.numel() * 4 > STREAM_BYTES
 
 
 def check_kind(values: Tensor) -> None:
@@ -102,7 +110,7 @@ class Kernel:
             run(
                 kernels.correlate, x, out, out if plus is None else plus, plus is not None, weights, given, first,
                 jobs, -(-count // jobs), tiling.sizes, tiling.bands, tiling.runs, tiling.inward, tiling.outward,
-                tiling.aside, tiling.starts, tiling.offsets, scratch, relu,
+                tiling.aside, tiling.starts, tiling.offsets, scratch, relu, streams(out),
             )  # fmt: skip
 
     def pieces(
@@ -124,7 +132,7 @@ class Kernel:
             forward, (x.shape[2], x.shape[3]), (slope.shape[2], slope.shape[3]), x.shape[0]
         ):
             fours = tiling.by_fours
-            scratch, sums = _scratch(count, tiling), np.zeros((count, len(fours.offsets)), np.float32)
+            scratch, sums = _scratch(count, tiling), empty(count, len(fours.offsets)).numpy()
             run(
                 kernels.weight_sums, x, slope, first, jobs, tiling.sizes, tiling.bands, tiling.runs, tiling.inward,
                 tiling.outward, tiling.counted, fours.starts, fours.offsets, scratch, sums,
@@ -168,7 +176,7 @@ def _clip_backward(slope: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
     dbias = slope.new_empty(slope.shape[1])
     blocks, channels, plane = _planes(slope)
     other = slope if out is None else out
-    run(kernels.clip_backward, slope, other, dy, dbias, blocks, channels, plane, out is not None)
+    run(kernels.clip_backward, slope, other, dy, dbias, blocks, channels, plane, out is not None, streams(dy))
     return dy, dbias
 
 
@@ -194,7 +202,20 @@ class _Normalise(Function):
         out = empty(*y.shape)
         blocks, channels, plane = _planes(y)
         other = y if plus is None else plus
-        run(kernels.normalise, y, other, plus is not None, scale, shift, out, blocks, channels, plane, relu)
+        run(
+            kernels.normalise,
+            y,
+            other,
+            plus is not None,
+            scale,
+            shift,
+            out,
+            blocks,
+            channels,
+            plane,
+            relu,
+            streams(out),
+        )
         ctx.save_for_backward(y, weight, means, inverse, scale, shift, out if relu and plus is not None else None)
         ctx.has_plus, ctx.last, ctx.relu, ctx.training = plus is not None, last, relu, training
         return out
@@ -211,7 +232,7 @@ class _Normalise(Function):
         run(
             kernels.normalise_backward, slope, y, y if out is None else out, clipped_plus, means, inverse,
             scale, shift, dy, dplus, dweight, dbias, blocks, channels,
-            plane, ctx.last, ctx.relu, ctx.training,
+            plane, ctx.last, ctx.relu, ctx.training, streams(dy),
         )  # fmt: skip
         return dy, dweight, dbias, dplus if ctx.has_plus else None, *[None] * 6
 

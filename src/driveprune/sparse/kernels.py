@@ -94,31 +94,39 @@ def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
 
 
 @numba.njit(inline="always")
-def _tile(kind, x, weights, begin, end, table, place, out, base, step, start, bias, plus, relu):
+def _tile(kind, x, weights, begin, end, table, place, out, base, step, start, bias, plus, relu, stream):
     """The sums of one output over one tile of a kind."""
     offsets, values = weights
     inward, outward = table
     if kind == 0:
-        _tile_1x8(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+        _tile_1x8(
+            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+        )
     elif kind == 1:
-        _tile_2x4(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+        _tile_2x4(
+            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+        )
     elif kind == 2:
-        _tile_4x2(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+        _tile_4x2(
+            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+        )
     else:
-        _tile_8x1(x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu)
+        _tile_8x1(
+            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+        )
 
 
 @numba.njit(inline="always")
-def _finish(kind, sums, begin, outward, place, out, base, step, plus, has_plus, relu):
+def _finish(kind, sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream):
     """The sums of one output over one tile of a kind to where they belong."""
     if kind == 0:
-        _finish_1x8(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+        _finish_1x8(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
     elif kind == 1:
-        _finish_2x4(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+        _finish_2x4(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
     elif kind == 2:
-        _finish_4x2(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+        _finish_4x2(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
     else:
-        _finish_8x1(sums, begin, outward, place, out, base, step, plus, has_plus, relu)
+        _finish_8x1(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
 
 
 @compiled()
@@ -132,14 +140,14 @@ def _sum_groups(kind, scratch, weights, starts, key, sizes, table, place, bias, 
             if begin < end or group == 0:
                 _tile(
                     kind, scratch, weights, begin, end, table, place, scratch, sizes[SUMS] + o * TILE * LANES, LANES,
-                    start, bias[o], scratch, False,
+                    start, bias[o], scratch, False, False,
                 )  # fmt: skip
 
 
 @compiled()
 def correlate_blocks(
     x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, aside, starts,
-    offsets, scratch, start, relu,
+    offsets, scratch, start, relu, stream,
 ):  # fmt: skip
     """The outputs `low` to `high` of as many blocks of images as the tables are for."""
     groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
@@ -156,19 +164,19 @@ def correlate_blocks(
                     if groups > 1:
                         _finish(
                             kind, scratch, sizes[SUMS] + o * TILE * LANES, outward, t * TILE, out, base, step, plus,
-                            start == FROM_BIAS_AND_PLUS, relu,
+                            start == FROM_BIAS_AND_PLUS, relu, stream,
                         )  # fmt: skip
                     else:
                         _tile(
                             kind, scratch, weights, starts[key + o], starts[key + o + 1], table, t * TILE, out, base,
-                            step, start, bias[o], plus, relu,
+                            step, start, bias[o], plus, relu, stream,
                         )  # fmt: skip
 
 
 @compiled(parallel=True)
 def correlate(
     x, out, plus, has_plus, values, bias, first_block, jobs, parts, sizes, bands, runs, inward, outward, aside,
-    starts, offsets, scratch, relu,
+    starts, offsets, scratch, relu, stream,
 ):  # fmt: skip
     """Outputs of blocked images: `jobs` pieces of blocks, each in `parts` of the outputs."""
     blocks, outputs = sizes[BLOCKS], sizes[OUTPUTS]
@@ -181,7 +189,7 @@ def correlate(
         correlate_blocks(
             x, block * in_block, out, block * out_block, plus, values, bias, low, high, sizes, bands, runs, inward,
             outward, aside, starts, offsets, scratch[numba.get_thread_id()],
-            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu,
+            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu, stream,
         )  # fmt: skip
 
 
@@ -237,6 +245,7 @@ def weight_sums(
     in_block = sizes[INPUTS] * sizes[HEIGHT] * sizes[WIDTH] * LANES
     out_block = sizes[OUTPUTS] * sizes[OUT_PLANE]
     for thread in prange(threads):
+        sums[thread] = 0.0
         for job in range(thread * jobs // threads, (thread + 1) * jobs // threads):
             block = first_block + job * blocks
             _sum_blocks(
@@ -265,13 +274,15 @@ def moments(y, means, variances, blocks, channels, plane, last):
         total, squares = 0.0, 0.0
         rest = (whole * channels + c) * plane
         for b in range(whole):
-            total += deviations(y, y, y, y, (b * channels + c) * plane, plane, zero, zero, zero, zero, zero)[0]
+            total += deviations(y, y, y, y, (b * channels + c) * plane, plane, zero, zero, zero, zero, zero, False)[0]
         for k in range(plane if whole < blocks else 0):
             if k % LANES < last:
                 total += y[rest + k]
         mean = np.float32(total / count)
         for b in range(whole):
-            squares += deviations(y, y, y, y, (b * channels + c) * plane, plane, mean, zero, zero, zero, zero)[1]
+            squares += deviations(y, y, y, y, (b * channels + c) * plane, plane, mean, zero, zero, zero, zero, False)[
+                1
+            ]
         for k in range(plane if whole < blocks else 0):
             if k % LANES < last:
                 squares += (y[rest + k] - mean) * (y[rest + k] - mean)
@@ -280,32 +291,32 @@ def moments(y, means, variances, blocks, channels, plane, last):
 
 
 @compiled()
-def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu):
+def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu, stream):
     """One plane of `normalise`."""
     zero = np.float32(0.0)
     if has_plus:
         if relu:
-            scale_plus_relu(y, plus, y, out, base, plane, a, b, zero, zero, zero)
+            scale_plus_relu(y, plus, y, out, base, plane, a, b, zero, zero, zero, stream)
         else:
-            scale_plus(y, plus, y, out, base, plane, a, b, zero, zero, zero)
+            scale_plus(y, plus, y, out, base, plane, a, b, zero, zero, zero, stream)
     elif relu:
-        scale_relu(y, y, y, out, base, plane, a, b, zero, zero, zero)
+        scale_relu(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
     else:
-        scale(y, y, y, out, base, plane, a, b, zero, zero, zero)
+        scale(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
 
 
 @compiled(parallel=True)
-def normalise(y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu):
+def normalise(y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream):
     """Out = y · scale + shift (+ plus), clipped at zero if `relu`."""
     for c in prange(channels):
         for b in range(blocks):
-            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu)
+            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
 
 
 @compiled(parallel=True)
 def normalise_backward(
     slope, y, out, has_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks, channels, plane, last,
-    relu, training,
+    relu, training, stream,
 ):  # fmt: skip
     """Gradients of `normalise`, through the batch's own mean and variance if `training`."""
     count = ((blocks - 1) * LANES + last) * (plane // LANES)
@@ -316,11 +327,11 @@ def normalise_backward(
         for block in range(blocks):
             base = (block * channels + c) * plane
             if relu and has_plus:
-                found = slope_sums_output(slope, y, out, dplus, base, plane, a, b, mean, zero, zero)
+                found = slope_sums_output(slope, y, out, dplus, base, plane, a, b, mean, zero, zero, False)
             elif relu:
-                found = slope_sums_input(slope, y, y, dy, base, plane, a, b, mean, zero, zero)
+                found = slope_sums_input(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
             else:
-                found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero)
+                found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
             total += found[0]
             product += found[1]
         dbias[c] = total
@@ -330,9 +341,9 @@ def normalise_backward(
         for block in range(blocks):
             base = (block * channels + c) * plane
             if relu and not has_plus:
-                slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second)
+                slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second, stream)
             else:
-                slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second)
+                slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second, stream)
         if last < LANES:
             base = ((blocks - 1) * channels + c) * plane
             for k in range(plane):
@@ -341,7 +352,7 @@ def normalise_backward(
 
 
 @compiled(parallel=True)
-def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu):
+def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu, stream):
     """The gradient before a bias and, if `relu`, a clip at zero; and that of the bias."""
     zero = np.float32(0.0)
     for c in prange(channels):
@@ -349,9 +360,9 @@ def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu):
         for block in range(blocks):
             base = (block * channels + c) * plane
             if relu:
-                total += clip_slope(slope, slope, out, dy, base, plane, zero, zero, zero, zero, zero)[0]
+                total += clip_slope(slope, slope, out, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
             else:
-                total += sum_slope(slope, slope, slope, dy, base, plane, zero, zero, zero, zero, zero)[0]
+                total += sum_slope(slope, slope, slope, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
         dbias[c] = total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
 from threading import Lock
@@ -34,7 +35,7 @@ class Memory:
 
     def empty(self, *shape: int) -> Tensor:
         """A float32 tensor with anything in it."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         if count < SMALL:
             return torch.empty(shape)
         with self._lock:

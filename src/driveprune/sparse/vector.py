@@ -70,6 +70,21 @@ class Code:
         """A vector to an address."""
         self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
 
+    def store_all(self, values: list[Any], pointers: list[Any], stream: Any) -> None:
+        """Vectors to their addresses; past the caches if `stream`: for what is not read again soon.
+
+        Addresses are multiples of a vector's size.
+        """
+        with self.builder.if_else(stream) as (past, through):
+            with past:
+                hint = self.builder.module.add_metadata([_I32(1)])
+                for value, pointer in zip(values, pointers, strict=True):
+                    place = self.builder.bitcast(pointer, value.type.as_pointer())
+                    self.builder.store(value, place, align=4 * self.width).set_metadata("nontemporal", hint)
+            with through:
+                for value, pointer in zip(values, pointers, strict=True):
+                    self.store(value, pointer)
+
     def splat(self, number: Any) -> Any:
         """A vector of the same number."""
         undefined = ir.Constant(self.vector, ir.Undefined)
@@ -106,7 +121,7 @@ class Code:
 def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
     """The sums of one output over one tile.
 
-    tile(x, offsets, values, low, high, inward, outward, place, out, base, step, start, bias, plus, relu):
+    tile(x, offsets, values, low, high, inward, outward, place, out, base, step, start, bias, plus, relu, stream):
 
     out[t] = start + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], for each vector t of the
     tile; x's places are inward[place + a] + b vectors, out's are base + outward[place + a] + b steps.
@@ -115,12 +130,12 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
     @intrinsic
     def tile(
         _: Any, x: Any, offsets: Any, values: Any, low: Any, high: Any, inward: Any, outward: Any, place: Any,
-        out: Any, base: Any, step: Any, start: Any, bias: Any, plus: Any, relu: Any,
+        out: Any, base: Any, step: Any, start: Any, bias: Any, plus: Any, relu: Any, stream: Any,
     ) -> Any:  # fmt: skip
         int64 = types.int64
         signature = types.void(
             x, offsets, values, int64, int64, inward, outward, int64, out, int64, int64, int64, types.float32, plus,
-            types.boolean,
+            types.boolean, types.boolean,
         )  # fmt: skip
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -135,8 +150,8 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
             )
             first = _first(code, results, others, start, code.splat(bias))
             sums = _loop(code, code.data(1), code.data(2), low, high, sources, run, first)
-            for value, pointer in zip(sums, results, strict=True):
-                code.store(builder.select(relu, code.positive(value, value), value), pointer)
+            clipped = [builder.select(relu, code.positive(value, value), value) for value in sums]
+            code.store_all(clipped, results, args[15])
             return context.get_dummy_value()
 
         return signature, codegen
@@ -250,17 +265,17 @@ def clear_vector(_: Any, target: Any, to: Any) -> Any:
 def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
     """The sums of one output over one tile, from where they lie side by side to where they belong.
 
-    finish(sums, begin, outward, place, out, base, step, plus, has_plus, relu): out[t] = sums[begin + t] (+ plus[t]),
-    clipped at zero if `relu`, for each vector t of the tile.
+    finish(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream): out[t] = sums[begin + t] (plus
+    plus[t]), clipped at zero if `relu`, for each vector t of the tile.
     """
 
     @intrinsic
     def finish(
         _: Any, sums: Any, begin: Any, outward: Any, place: Any, out: Any, base: Any, step: Any, plus: Any,
-        has_plus: Any, relu: Any,
+        has_plus: Any, relu: Any, stream: Any,
     ) -> Any:  # fmt: skip
         int64, boolean = types.int64, types.boolean
-        signature = types.void(sums, int64, outward, int64, out, int64, int64, plus, boolean, boolean)
+        signature = types.void(sums, int64, outward, int64, out, int64, int64, plus, boolean, boolean, boolean)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
@@ -281,8 +296,8 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
             for end, value, larger in zip(ends, values, added, strict=True):
                 end.add_incoming(value, before)
                 end.add_incoming(larger, add)
-            for end, pointer in zip(ends, results, strict=True):
-                code.store(builder.select(relu, code.positive(end, end), end), pointer)
+            clipped = [builder.select(relu, code.positive(end, end), end) for end in ends]
+            code.store_all(clipped, results, args[10])
             return context.get_dummy_value()
 
         return signature, codegen
@@ -352,22 +367,23 @@ Body = Callable[["Code", Any, list[Any]], tuple[Any, list[Any]]]
 def make_loop(body: Body, width: int = LANES) -> Any:
     """A loop over arrays of the same layout, a vector at a time.
 
-    loop(a, b, c, out, base, count, s0, s1, s2, s3, s4): out = body of the vectors at base to base + count; two sums
-    are returned. Arrays that a body does not use may be any.
+    loop(a, b, c, out, base, count, s0, s1, s2, s3, s4, stream): out = body of the vectors at base to base + count;
+    two sums are returned. Arrays that a body does not use may be any.
     """
 
     @intrinsic
     def loop(
-        _: Any, a: Any, b: Any, c: Any, out: Any, base: Any, count: Any, s0: Any, s1: Any, s2: Any, s3: Any, s4: Any
-    ) -> Any:
+        _: Any, a: Any, b: Any, c: Any, out: Any, base: Any, count: Any, s0: Any, s1: Any, s2: Any, s3: Any, s4: Any,
+        stream: Any,
+    ) -> Any:  # fmt: skip
         scalars = [types.float32] * 5
         pair = types.UniTuple(types.float32, 2)  # type: ignore[no-untyped-call]
-        signature = pair(a, b, c, out, types.int64, types.int64, *scalars)
+        signature = pair(a, b, c, out, types.int64, types.int64, *scalars, types.boolean)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
             arrays, base, count = [code.data(n) for n in range(4)], args[4], args[5]
-            numbers = [code.splat(each) for each in args[6:]]
+            numbers = [code.splat(each) for each in args[6:11]]
             zero = code.splat(ir.Constant(_FLOAT, 0.0))
             before = builder.block
             inside, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
@@ -380,21 +396,22 @@ def make_loop(body: Body, width: int = LANES) -> Any:
             loaded = _Lazy(code, arrays, place)
             value, addends = body(code, loaded, numbers)
             if value is not None:
-                code.store(value, code.at(arrays[3], place))
+                code.store_all([value], [code.at(arrays[3], place)], args[11])
             new = [*addends, *[None] * (2 - len(addends))]
             totals = [phi if each is None else builder.fadd(phi, each) for phi, each in zip(sums, new, strict=True)]
             following = builder.add(k, _I64(width))
-            k.add_incoming(following, inside)
+            after = builder.block
+            k.add_incoming(following, after)
             for phi, total in zip(sums, totals, strict=True):
                 phi.add_incoming(zero, before)
-                phi.add_incoming(total, inside)
+                phi.add_incoming(total, after)
             builder.cbranch(builder.icmp_signed("<", following, count), inside, done)
             builder.position_at_end(done)
             ends = []
             for total in totals:
                 phi = builder.phi(code.vector)
                 phi.add_incoming(zero, before)
-                phi.add_incoming(total, inside)
+                phi.add_incoming(total, after)
                 ends.append(phi)
             four = code.four_sums([*ends, zero, zero])
             found = [builder.extract_element(four, _I32(n)) for n in range(2)]
