@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
@@ -195,6 +196,16 @@ def small_things(folder: str) -> None:
     fit_with_norm(folder)
     hold_no_more_than_a_share()
     shuffle_and_reinitialise()
+    prune_without_the_other()
+
+
+def prune_without_the_other() -> None:
+    """A rank whose fellow does not come is told why it waited."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        with pytest.raises(collectives.RankError, match='a rank that prunes for itself passes group="alone"'):
+            dp.prune(net("plain"), [share(0, 0)], method="snip", sparsity=0.9, group=group)
+    dist.barrier()
 
 
 def agree() -> None:
