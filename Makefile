@@ -46,6 +46,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/pruning_time.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/sparse.py $(DATA_DIR)
 

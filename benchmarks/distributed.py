@@ -29,22 +29,28 @@ from driveprune.collectives import full, local
 
 LAYERS, WIDTH = 24, 2048
 WEIGHTS = LAYERS * WIDTH * WIDTH
-CUTS = {"magnitude": 1, "random": 1, "snip": 1, "drive": 3}
-GRADIENTS = {"magnitude": 0, "random": 0, "snip": 1, "drive": 1}
-"""Gradients, each a forward and a backward pass, that a cut of a method takes."""
+CUTS = {"magnitude": 1, "random": 1, "snip": 1, "drive": 3, "grasp": 1}
+SENT = {"magnitude": 0, "random": 0, "snip": 2 + 2, "drive": 2 + 2, "grasp": 1 + 2 + 2}
+"""How often a cut sends all weights: two gathers and one scatter for a gradient; for GraSP one gather, and
+sums for the gradient and the Hessian product. gloo scatters by a sum on all ranks, and a sum is sent twice."""
 HISTOGRAMS = 2 * 65536 * 8
 """Bytes of the counts that a cut of float32 scores sums."""
 OWN_BYTES = 14
 """For each weight of a rank: its value from before 4, its gradient 4, its score 4, its masks 2."""
+GRASP_BYTES = (5, 16)
+"""For each weight of a rank: its value from before 4, its mask 1. For each weight of all ranks: its value 4, its
+gradient 4, the Hessian product of a batch 4 and that of all batches 4. Scores come when these are gone."""
 
 
 def expected_wire(method: str, ranks: int) -> float:
-    """Bytes that a rank sends for a cut: two gathers and one scatter of all weights a gradient, and the counts.
-
-    gloo scatters by a sum on all ranks, and a sum is sent twice.
-    """
+    """Bytes that a rank sends for a cut: weights, gradients and products, and the counts."""
     share = (ranks - 1) / ranks
-    return share * (GRADIENTS[method] * (2 + 2) * 4 * WEIGHTS + 2 * HISTOGRAMS)
+    return share * (SENT[method] * 4 * WEIGHTS + 2 * HISTOGRAMS)
+
+
+def expected_peak(method: str, own: int) -> float:
+    """Bytes that a rank needs beside its part of the weights."""
+    return GRASP_BYTES[0] * own + GRASP_BYTES[1] * WEIGHTS if method == "grasp" else OWN_BYTES * own
 
 
 def network() -> nn.Module:
@@ -113,7 +119,7 @@ def measured(method: str, ranks: int) -> dict[str, object]:
         "sent_megabytes_a_rank_a_cut": round(sent / 1e6, 1),
         "expected_megabytes": round(expected / 1e6, 1),
         "peak_megabytes_a_rank": round(found["peak"] / 1e6),
-        "expected_peak_megabytes": round(OWN_BYTES * found["own"] / 1e6),
+        "expected_peak_megabytes": round(expected_peak(method, found["own"]) / 1e6),
         "peak_bytes_an_own_weight": round(found["peak"] / found["own"], 1),
         "seconds_a_cut": round(found["seconds"] / cuts, 2),
     }

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import warnings
+from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -109,16 +111,11 @@ def all_of(folder: str, kind: str) -> None:
     prune_with_options(folder, kind)
 
 
-def methods_of(kind: str) -> list[str]:
-    """All methods; where weights are sharded all but one."""
-    return [name for name in dp.methods.names() if kind != "fsdp" or name != "grasp"]
-
-
 def follow_plans(folder: str, kind: str) -> None:
     """Every method, from the first step to the last."""
     rank = dist.get_rank()
     share_of_rank = SIZES[rank] * len(SIZES) / sum(SIZES)
-    for method in methods_of(kind):
+    for method in dp.methods.names():
         model = net(kind)
         batches = [share(0, rank), share(1, rank)]
         pruner = trained(model, method, batches, [share_of_rank] * 2)
@@ -132,6 +129,8 @@ OPTIONS = {
     "batches": ("snip", {"knobs": {"batches_per_cut": 2}}),
     "iterative": ("force", {"knobs": {"cuts": 5, "revive": False}}),
     "excluded": ("magnitude", {"exclude": "0.*"}),
+    "hessian": ("grasp", {"knobs": {"temperature": 1.0, "batches_per_cut": 2}}),
+    "temperature": ("grasp", {"exclude": "2.*"}),
 }
 
 
@@ -186,17 +185,7 @@ def fit_with_norm(folder: str) -> None:
             dp.fit(wrong, ((x, y), (x, y)), sparsity=0.8, progress=False)
 
 
-def prune_by_hessian(folder: str) -> None:
-    """GraSP over several batches a rank, which need not be as large."""
-    rank = dist.get_rank()
-    model = net("ddp")
-    knobs = {"temperature": 1.0, "batches_per_cut": 2}
-    kept = dp.prune(model, [share(0, rank), share(1, rank)], method="grasp", sparsity=0.8, knobs=knobs)
-    write(Path(folder) / f"hessian-{rank}", kept, model)
-
-
 def small_things(folder: str) -> None:
-    prune_by_hessian(folder)
     choose_at_random("8")
     prune_with_options(folder, "plain")
     nan_in_scores_of_one_rank()
@@ -207,6 +196,16 @@ def small_things(folder: str) -> None:
     fit_with_norm(folder)
     hold_no_more_than_a_share()
     shuffle_and_reinitialise()
+    prune_without_the_other()
+
+
+def prune_without_the_other() -> None:
+    """A rank whose fellow does not come is told why it waited."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        with pytest.raises(collectives.RankError, match='a rank that prunes for itself passes group="alone"'):
+            dp.prune(net("plain"), [share(0, 0)], method="snip", sparsity=0.9, group=group)
+    dist.barrier()
 
 
 def agree() -> None:
@@ -240,8 +239,6 @@ def shuffle_and_reinitialise() -> None:
     shuffled = dp.pruner._shuffled(kept, 3)
     expected = dp.pruner._shuffled(dp.Mask({name: full(each) for name, each in kept.items()}), 3)
     assert all(torch.equal(full(shuffled[name]), each) for name, each in expected.items())
-    with pytest.raises(ValueError, match="second derivatives are not to be had"):
-        dp.prune(net("fsdp"), [share(0, dist.get_rank())], method="grasp", sparsity=0.9)
     with pytest.raises(ValueError, match="cannot draw new weights"):
         dp.pruner._reinitialise(net("fsdp"), 0)
 
@@ -290,7 +287,7 @@ def compare(scores, mask, parts, part_masks, sparsity, options, about) -> None:
 
 
 def hold_no_more_than_a_share() -> None:
-    """No rank ever has more scores than its share, and nothing is gathered."""
+    """No rank ever has more scores than its share, and nothing is gathered, but weights for GraSP."""
     seen: list[int] = []
     of = selection._Layer.of
 
@@ -300,8 +297,9 @@ def hold_no_more_than_a_share() -> None:
         return layer
 
     selection._Layer.of = noted
-    whole_again, DTensor.full_tensor = DTensor.full_tensor, None
-    for method in ("drive", "snip", "synflow", "force", "random", "erk", "magnitude"):
+    whole_again = DTensor.full_tensor
+    for method in ("drive", "snip", "synflow", "force", "random", "erk", "magnitude", "grasp"):
+        DTensor.full_tensor = whole_again if method == "grasp" else None
         model = net("fsdp")
         weights = dp.prunable(model)
         share_of_rank = sum(local(w).numel() for w in weights.values())
@@ -325,11 +323,12 @@ def fail_on_one_rank(kind: str) -> None:
         ([(x, y)], failing if rank else dp.gradients.cross_entropy),
     ]
     error, said = (ValueError, "") if rank else (collectives.RankError, "rank 1 failed with ValueError")
-    for batches, loss in cases:
+    orders = [("drive", {"cuts": 3}), ("grasp", {"batches_per_cut": 2})]
+    for (batches, loss), (method, knobs) in product(cases, orders):
         model = net(kind)
         before = {key: full(w.detach()).clone() for key, w in dp.mask.parameters(model).items()}
         with pytest.raises(error, match=said):
-            dp.prune(model, batches, loss=loss, sparsity=0.9, knobs={"cuts": 3}, progress=False)
+            dp.prune(model, batches, method=method, loss=loss, sparsity=0.9, knobs=knobs, progress=False)
         after = {key: full(w.detach()) for key, w in dp.mask.parameters(model).items()}
         assert all(torch.equal(after[key], before[key]) for key in before)
 

@@ -7,7 +7,7 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "collectives", "mask", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan",
+    "collectives", "mask", "whole", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan",
     "methods", "cut", "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "atoms",
     "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
     "datasets", "recipes", "train", "progress", "fit", "runs", "report", "integrations", "cli",

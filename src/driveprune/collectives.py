@@ -141,8 +141,25 @@ def mean(tensors: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
 
 def _reduced(tensor: Tensor, group: dist.ProcessGroup, how: Any = dist.ReduceOp.SUM) -> Tensor:
     moved = tensor.detach().to(_device(group, tensor)).clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(moved, how, group=group)
+    with _expecting(group):
+        dist.all_reduce(moved, how, group=group)
     return moved.to(tensor.device)
+
+
+@contextmanager
+def _expecting(group: dist.ProcessGroup) -> Iterator[None]:
+    """If the other ranks do not come in time, an error says what may be the reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        late = RankError(
+            f"the other {group.size() - 1} ranks did not answer in time: all ranks must make the same calls; "
+            'a rank that prunes for itself passes group="alone"'
+        )
+        late.known_to_ranks = True  # type: ignore[attr-defined]  # as far as can be: nobody waits for them again
+        raise late from error
 
 
 def _device(group: dist.ProcessGroup, tensor: Tensor) -> torch.device:

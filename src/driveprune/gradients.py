@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from driveprune import collectives
 from driveprune.collectives import is_sharded, local, placed, together
 from driveprune.mask import Loss, owners, parameters, unwrap
+from driveprune.whole import summed_part, whole_weights
 
 
 def cross_entropy(model: nn.Module, batch: Any, *, smoothing: float = 0.0) -> Tensor:
@@ -192,27 +193,39 @@ def hessian_gradients(
 ) -> dict[str, Tensor]:
     """The Hessian of the loss times its gradient, H·g, both over the same `count` batches as one.
 
-    Sharded parameters have no second derivatives: an error. (A difference of gradients at θ ± εg is no way out: where
-    a ReLU switches between the two points, its error is larger than the product.)
+    With several ranks a batch is that of all ranks together. Where parameters are sharded, every rank has them all
+    for a while; of the product it keeps its part.
     """
-    names = list(names)
-    weights = _named(model, names)
-    if any(is_sharded(weight) for weight in weights.values()):
-        raise ValueError("second derivatives are not to be had of sharded weights: cut before sharding, or under DDP")
+    check_batches(count)
+    sharded = _named(model, names)
     drawn = list(_drawn(batches, count))
+    with whole_weights(model):
+        product = _own_product(model, list(sharded), drawn, loss)
+        return {name: summed_part(product.pop(name), weight) for name, weight in sharded.items()}
+
+
+def _own_product(model: nn.Module, names: list[str], drawn: list[Any], loss: Loss) -> dict[str, Tensor]:
+    """What this rank's batches add to the product of all ranks' Hessian and gradient."""
+    weights = _named(model, names)
     sizes = [batch_size(batch) for batch in drawn]
-    g = gradients(model, names, iter(drawn), loss=loss, count=count)
+    (examples,) = collectives.total(sum(sizes))
+    g = gradients(model, names, iter(drawn), loss=loss, count=len(drawn))
     product = {name: torch.zeros_like(g[name]) for name in names}
     # Fused attention kernels have no second derivative; the plain one has.
     with together(), differentiable(weights.values()), sdpa_kernel(SDPBackend.MATH):
         for batch, size in ((batch, size) for batch, size in zip(drawn, sizes, strict=True) if size):
-            own = _gradient(model, list(weights.values()), batch, loss, twice=True)
-            dot = sum(
-                ((o * g[name].to(o.dtype)).sum() for name, o in zip(names, own, strict=True)), torch.tensor(0.0)
-            )
-            for name, h in zip(names, _grad(dot, list(weights.values())), strict=True):
-                product[name].add_(h.to(product[name].dtype), alpha=size / sum(sizes))
-    return collectives.mean(product, sum(sizes))
+            slope = _slope(model, weights, g, batch, loss)
+            for name, h in zip(names, _grad(slope, list(weights.values())), strict=True):
+                product[name].add_(h.to(product[name].dtype), alpha=size / examples)
+    return product
+
+
+def _slope(
+    model: nn.Module, weights: Mapping[str, nn.Parameter], direction: Mapping[str, Tensor], batch: Any, loss: Loss
+) -> Tensor:
+    """The derivative of the loss in a direction, which can be differentiated again."""
+    own = dict(zip(weights, _gradient(model, list(weights.values()), batch, loss, twice=True), strict=True))
+    return sum(((g * direction[name].to(g.dtype)).sum() for name, g in own.items()), torch.tensor(0.0))
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     BertConfig,
@@ -20,6 +21,7 @@ from driveprune.integrations.huggingface import FILE, PruneCallback
 from driveprune.mask import kept_count
 from driveprune.plan import Prune, Train
 from tests.nets import removed_are_zero, same, snapshot
+from tests.ranks import torchrun
 
 pytestmark = [pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")]
 SHORT = {
@@ -306,3 +308,33 @@ def test_the_model_is_free_afterwards(tmp_path):
     net, prune = bert(), callback()
     trainer(net, texts(), tmp_path, prune).train()
     assert dp.hold(net, None, prune.mask)
+
+
+RUNS = {
+    "bert": ("bert", "drive", {}),
+    "accumulated": ("bert", "drive", {"bf16": True, "gradient_accumulation_steps": 2}),
+    "rewound": ("bert", "imp", {}),
+    "gradual": ("gpt", "gmp", {}),
+    "gpt": ("gpt", "grasp", {}),
+}
+"""With two processes: the model, the method and the Trainer's options."""
+STOPS = (2, 6)
+"""The steps from which they go on."""
+
+
+def test_two_processes(tmp_path):
+    """Both ranks have the same mask and weights, bit for bit, also after going on from a checkpoint."""
+    done = torchrun("tests.integrations.trainer_ranks", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for run in RUNS:
+        assert_alike([load_file(tmp_path / f"{run}-{end}-{rank}") for end in ("whole", *STOPS) for rank in (0, 1)])
+    assert_alike([load_file(tmp_path / f"stream-{rank}") for rank in (0, 1)])
+    mine, yours = (load_file(tmp_path / f"scored-{rank}")["x"] for rank in (0, 1))
+    assert not any(torch.equal(x, y) for x in mine for y in yours)  # each rank scores with its own examples
+
+
+def assert_alike(found):
+    assert all(same(found[0], other) for other in found[1:])
+    mask = {name.removeprefix("mask."): kept for name, kept in found[0].items() if name.startswith("mask.")}
+    assert count(mask) == kept_count(sum(kept.numel() for kept in mask.values()), 0.9)
+    assert all(not found[0][name][~kept].any() for name, kept in mask.items())

@@ -453,14 +453,22 @@ def test_a_compiled_module(tmp_path):
 
 
 def test_two_processes(tmp_path):
-    """Both ranks have the same mask and the same weights, also after going on from a checkpoint."""
+    """Both ranks have the same mask and the same weights, also after going on from a checkpoint.
+
+    They score with the same batches, or each with its share of the training data, as Lightning's sampler gives it.
+    """
     script = Path(__file__).with_name("ddp.py")
     done = subprocess.run(
         [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=240, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    found = [load_file(tmp_path / f"{run}-{rank}.safetensors") for run in ("whole", "resumed") for rank in (0, 1)]
-    for other in found[1:]:
-        assert same(found[0], other)
-    kept = sum(int(value.sum()) for name, value in found[0].items() if name.startswith("mask."))
-    assert kept == kept_count(WEIGHTS, 0.9)
+    for method in ("same", "drive", "imp", "snip", "gmp"):
+        runs = [f"{method}-{run}" for run in ("whole", "resumed")]
+        first, *others = (load_file(tmp_path / f"{run}-{rank}.safetensors") for run in runs for rank in (0, 1))
+        assert all(same(first, other) for other in others), method
+        masks = {name: kept for name, kept in first.items() if name.startswith("mask.")}
+        assert count(masks) == kept_count(WEIGHTS, 0.9)
+        for name, kept in masks.items():
+            assert not first[name.removeprefix("mask.net.")][~kept].any()
+    mine, yours = (load_file(tmp_path / f"scored-{rank}.safetensors")["x"] for rank in (0, 1))
+    assert not any(torch.equal(x, y) for x in mine for y in yours)
