@@ -59,6 +59,7 @@ def test_flat_blocked_and_dense_agree(threads, monkeypatch):
     "steps",
     [
         [nn.MaxPool2d(3, 2, 1)],
+        [nn.MaxPool2d(2), nn.Conv2d(6, 4, 3, padding=1)],
         [nn.MaxPool2d((2, 3), (1, 2))],
         [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)],
         [nn.Flatten(), nn.Dropout(0.5), nn.Linear(6 * 63, 5), nn.BatchNorm1d(5)],
@@ -73,6 +74,15 @@ def test_steps(steps):
     mask = {name: floats(*p.shape) > 0.3 for name, p in net.named_parameters() if p.dim() > 1}
     x = floats(2, 3, 7, 9)
     sparse = dp.sparsify(net, mask, x[:1], layers="sparse")
+    assert_near(one_by_one(sparse, x), masked(net, mask).double()(x.double()))
+
+
+@pytest.mark.parametrize("columns", [31, 32, 33, 46])
+def test_pooling_of_wide_images_leaves_the_border_zero(columns):
+    net = spoken(nn.Sequential(nn.Conv2d(3, 6, 1), nn.MaxPool2d(2), nn.Conv2d(6, 4, 3, padding=1)).eval())
+    mask = {name: floats(*p.shape) > -1 for name, p in net.named_parameters() if p.dim() > 1}
+    x = floats(1, 3, 6, columns)
+    sparse = dp.sparsify(net, mask, x, layers="sparse")
     assert_near(one_by_one(sparse, x), masked(net, mask).double()(x.double()))
 
 

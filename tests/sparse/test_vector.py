@@ -182,6 +182,22 @@ def test_copies_zeros_and_the_larger():
     assert np.array_equal(target[3 * LANES :], before[3 * LANES :])
 
 
+def test_windows_of_two_by_two():
+    @numba.njit
+    def call(target, source):
+        vector.halve_vectors(target, 1, source, 3, 50)
+
+    source, target = halves(100, 1), halves(2 * LANES, 2)
+    source[5], source[52] = np.nan, np.nan
+    before = target.copy()
+    call(target, source)
+    windows = np.stack([source[begin : begin + 2 * LANES].reshape(LANES, 2) for begin in (3, 50)])
+    assert np.array_equal(target[1 : LANES + 1], windows.max((0, 2)), equal_nan=True)
+    assert np.isnan(target[2])
+    assert np.array_equal(target[LANES + 1 :], before[LANES + 1 :])
+    assert target[0] == before[0]
+
+
 def test_a_gradient_is_routed_once():
     @numba.njit
     def call(slopes, best, source, target):

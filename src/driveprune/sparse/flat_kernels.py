@@ -9,7 +9,7 @@ from numba import prange
 from driveprune.compiled import compiled
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
 from driveprune.sparse.team import report, take, wait
-from driveprune.sparse.vector import LANES
+from driveprune.sparse.vector import LANES, halve_vectors
 
 SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
 
@@ -171,7 +171,10 @@ def _halve(arena, step, low, high):
             above = step[INPUT] + c * step[IN_PLANE] + 2 * y * step[IN_PITCH]
             below = above + step[IN_PITCH]
             to = step[OUTPUT] + c * step[OUT_PLANE] + y * step[OUT_PITCH]
-            for x in range(step[COLUMNS]):
+            whole = step[COLUMNS] // LANES * LANES
+            for x in range(0, whole, LANES):
+                halve_vectors(arena, to + x, arena, above + 2 * x, below + 2 * x)
+            for x in range(whole, step[COLUMNS]):
                 a, b = arena[above + 2 * x], arena[above + 2 * x + 1]
                 d, e = arena[below + 2 * x], arena[below + 2 * x + 1]
                 a = a if b <= a or np.isnan(a) else b

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,15 @@ from driveprune.sparse.blocked import check_kind
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.tiling import Ints
+
+Source = tuple[Mapping[str, Tensor | None], str]
+"""A module's tensors, and the name of one."""
+
+
+def versions(sources: list[Source]) -> list[tuple[int, int, int]]:
+    """Changes whenever one of the tensors does."""
+    tensors = [tensors[name] for tensors, name in sources]
+    return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors if tensor is not None]
 
 
 class Folded:
@@ -22,11 +34,12 @@ class Folded:
         self._channels = channels if layer is None else layer.kernel.layer.outputs
         self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
 
-    def version(self) -> list[tuple[int, int, int]]:
-        """Changes whenever one of the tensors does."""
+    @cached_property
+    def sources(self) -> list[Source]:
+        """Where the tensors are that the result depends on."""
         modules = [each for each in (self.layer, self.norm) if each is not None]
-        tensors = [t for each in modules for t in (*each._parameters.values(), *each._buffers.values())]
-        return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors if tensor is not None]
+        places = [place for each in modules for place in (each._parameters, each._buffers)]
+        return [(place, name) for place in places for name in place if name != "num_batches_tracked"]
 
     @torch.no_grad()
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
@@ -44,7 +57,7 @@ class Folded:
     @torch.no_grad()
     def weights(self) -> tuple[Tensor, Tensor]:
         """The values and the bias of the layer with the normalisation in them."""
-        version = self.version()
+        version = versions(self.sources)
         if self._known is None or self._known[0] != version:
             assert self.layer is not None
             check_kind(self.layer.weight)
@@ -70,13 +83,14 @@ class Weights:
     def __init__(self, folds: list[tuple[Folded, Ints, slice]], values: int, bias: int) -> None:
         self._folds = folds
         """Each with the slots of its values, and its part of the biases."""
+        self._sources = [source for folded, _, _ in folds for source in folded.sources]
         self.values: Floats = torch.zeros(values).numpy()
         self.bias: Floats = torch.zeros(bias).numpy()
         self._version: object = None
 
     def refresh(self) -> None:
         """Take over what has changed."""
-        version = [folded.version() for folded, _, _ in self._folds]
+        version = versions(self._sources)
         if version != self._version:
             for folded, slots, bias in self._folds:
                 folded.fill(self.values, slots, self.bias[bias])

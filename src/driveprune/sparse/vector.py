@@ -501,6 +501,31 @@ slope_apply, slope_apply_input = (make_loop(_slope_apply(clip)) for clip in ("",
 sum_slope, clip_slope = (make_loop(_clipped_slope(clip)) for clip in ("", "output"))
 
 
+def _larger(code: Code, old: Any, new: Any) -> Any:
+    """The larger ones of two vectors; what is no number wins."""
+    larger = code.builder.select(code.builder.fcmp_ordered("<=", new, old), old, new)
+    return code.builder.select(code.builder.fcmp_unordered("uno", old, old), old, larger)
+
+
+@intrinsic
+def halve_vectors(_: Any, target: Any, to: Any, source: Any, above: Any, below: Any) -> Any:
+    """A vector of the largest numbers of windows of 2×2, from two vectors of each of two rows."""
+    signature = types.void(target, types.int64, source, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        found = []
+        for begin in args[3:5]:
+            row = code.at(code.data(2), begin)
+            vectors = code.load(row), code.load(code.at(row, LANES))
+            found += [code.shuffle(*vectors, list(range(first, 2 * LANES, 2))) for first in (0, 1)]
+        largest = _larger(code, _larger(code, *found[:2]), _larger(code, *found[2:]))
+        code.store(largest, code.at(code.data(0), args[1]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 @intrinsic
 def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
     """The larger ones of target[to] and source[begin], into target; what is no number wins."""
@@ -510,8 +535,7 @@ def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
         code = Code(context, builder, signature, args, LANES)
         pointer = code.at(code.data(0), args[1])
         old, new = code.load(pointer), code.load(code.at(code.data(2), args[3]))
-        larger = builder.select(builder.fcmp_ordered("<=", new, old), old, new)
-        code.store(builder.select(builder.fcmp_unordered("uno", old, old), old, larger), pointer)
+        code.store(_larger(code, old, new), pointer)
         return context.get_dummy_value()
 
     return signature, codegen
