@@ -339,14 +339,13 @@ def make_products(stretches: int, run: int, width: int = LANES) -> Any:
             builder.position_at_end(loop)
             j = builder.phi(_I64)
             j.add_incoming(low, before)
-            found = []
-            for number in range(4):
-                offset = builder.sext(builder.load(code.at(offsets, j, number)), _I64)
-                total = code.splat(ir.Constant(_FLOAT, 0.0))
-                for t, value in enumerate(slopes):
-                    pointer = code.at(sources[t // run], offset, t % run * width)
-                    total = code.fma(value, code.load(pointer), total)
-                found.append(total)
+            four_offsets = [builder.sext(builder.load(code.at(offsets, j, number)), _I64) for number in range(4)]
+            found = [code.splat(ir.Constant(_FLOAT, 0.0))] * 4
+            for t, value in enumerate(slopes):  # one after the other: four sums that do not wait for each other
+                pointers = [code.at(sources[t // run], offset, t % run * width) for offset in four_offsets]
+                found = [
+                    code.fma(value, code.load(pointer), total) for pointer, total in zip(pointers, found, strict=True)
+                ]
             target = code.at(sums, j)
             code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
             following = builder.add(j, _I64(4))
