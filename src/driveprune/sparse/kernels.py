@@ -117,23 +117,33 @@ def _tile(kind, x, weights, begin, end, table, place, out, base, step, start, bi
 
 
 @numba.njit(inline="always")
-def _finish(kind, sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream):
-    """The sums of one output over one tile of a kind to where they belong."""
+def _finish(kind, x, at, weights, begin, end, table, place, out, base, step, plus, has_plus, relu, stream):
+    """The last sums of one output over one tile of a kind to where they belong."""
+    offsets, values = weights
+    inward, outward = table
     if kind == 0:
-        _finish_1x8(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
+        _finish_1x8(
+            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+        )
     elif kind == 1:
-        _finish_2x4(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
+        _finish_2x4(
+            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+        )
     elif kind == 2:
-        _finish_4x2(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
+        _finish_4x2(
+            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+        )
     else:
-        _finish_8x1(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream)
+        _finish_8x1(
+            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+        )
 
 
 @compiled()
 def _sum_groups(kind, scratch, weights, starts, key, sizes, table, place, bias, low, high):
-    """The sums of all outputs over one tile, side by side, one group of inputs after the other."""
+    """The sums of all outputs over one tile, side by side, one group of inputs after the other but the last."""
     outputs = sizes[OUTPUTS]
-    for group in range(sizes[GROUPS]):
+    for group in range(sizes[GROUPS] - 1):
         start = FROM_BIAS if group == 0 else FROM_OUTPUT
         for o in range(low, high):
             begin, end = starts[key + group * outputs + o], starts[key + group * outputs + o + 1]
@@ -162,9 +172,10 @@ def correlate_blocks(
                 for o in range(low, high):
                     base = out_base + o * plane
                     if groups > 1:
+                        last = key + (groups - 1) * outputs + o
                         _finish(
-                            kind, scratch, sizes[SUMS] + o * TILE * LANES, outward, t * TILE, out, base, step, plus,
-                            start == FROM_BIAS_AND_PLUS, relu, stream,
+                            kind, scratch, sizes[SUMS] + o * TILE * LANES, weights, starts[last], starts[last + 1],
+                            table, t * TILE, out, base, step, plus, start == FROM_BIAS_AND_PLUS, relu, stream,
                         )  # fmt: skip
                     else:
                         _tile(

@@ -263,28 +263,36 @@ def clear_vector(_: Any, target: Any, to: Any) -> Any:
 
 
 def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
-    """The sums of one output over one tile, from where they lie side by side to where they belong.
+    """The last weights of one output over one tile, whose sums so far lie side by side, to where the sums belong.
 
-    finish(sums, begin, outward, place, out, base, step, plus, has_plus, relu, stream): out[t] = sums[begin + t] (plus
-    plus[t]), clipped at zero if `relu`, for each vector t of the tile.
+    finish(x, begin, offsets, values, low, high, inward, outward, place, out, base, step, plus, has_plus, relu,
+    stream):
+
+    out[t] = x[begin + t] plus the products of weights as in `make_tile` (plus plus[t]), clipped at zero if `relu`,
+    for each vector t of the tile.
     """
 
     @intrinsic
     def finish(
-        _: Any, sums: Any, begin: Any, outward: Any, place: Any, out: Any, base: Any, step: Any, plus: Any,
-        has_plus: Any, relu: Any, stream: Any,
+        _: Any, x: Any, begin: Any, offsets: Any, values: Any, low: Any, high: Any, inward: Any, outward: Any,
+        place: Any, out: Any, base: Any, step: Any, plus: Any, has_plus: Any, relu: Any, stream: Any,
     ) -> Any:  # fmt: skip
         int64, boolean = types.int64, types.boolean
-        signature = types.void(sums, int64, outward, int64, out, int64, int64, plus, boolean, boolean, boolean)
+        signature = types.void(
+            x, int64, offsets, values, int64, int64, inward, outward, int64, out, int64, int64, plus, boolean,
+            boolean, boolean,
+        )  # fmt: skip
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
-            begin, place, base, step, has_plus, relu = (args[n] for n in (1, 3, 5, 6, 8, 9))
+            begin, low, high, place, base, step, has_plus, relu = (args[n] for n in (1, 4, 5, 8, 10, 11, 13, 14))
+            sources = _places(code, code.data(0), code.data(6), place, stretches)
             results, others = (
-                _stepped(code, _places(code, code.at(code.data(n), base), code.data(2), place, stretches), step, run)
-                for n in (4, 7)
+                _stepped(code, _places(code, code.at(code.data(n), base), code.data(7), place, stretches), step, run)
+                for n in (9, 12)
             )
-            values = [code.load(code.at(code.data(0), begin, t * width)) for t in range(len(results))]
+            first = [code.load(code.at(code.data(0), begin, t * width)) for t in range(len(results))]
+            values = _loop(code, code.data(2), code.data(3), low, high, sources, run, first)
             before = builder.block
             add, done = builder.append_basic_block("add"), builder.append_basic_block("done")
             builder.cbranch(has_plus, add, done)
@@ -297,7 +305,7 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
                 end.add_incoming(value, before)
                 end.add_incoming(larger, add)
             clipped = [builder.select(relu, code.positive(end, end), end) for end in ends]
-            code.store_all(clipped, results, args[10])
+            code.store_all(clipped, results, args[15])
             return context.get_dummy_value()
 
         return signature, codegen
