@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driveprune.sparse import blocked
 from driveprune.sparse.blocked import Kernel, max_pool, pack, unpack
 from driveprune.sparse.vector import LANES
 from tests.sparse.literal import assert_near, convolved, floats, layer_of
@@ -116,6 +117,21 @@ def test_max_pooling(kernel, stride, pad, size, batch):
     expected.backward(slope)
     found.backward(slope)
     assert_near(found_x.grad, expected_x.grad, 1e-6)
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7), (5, 7)])
+@pytest.mark.parametrize("stream_bytes", [0, 1 << 30])
+def test_max_pooling_of_windows_side_by_side(size, stream_bytes, monkeypatch):
+    monkeypatch.setattr(blocked, "STREAM_BYTES", stream_bytes)
+    x = floats(9, 3, *size).mul(2).round()
+    expected_x, found_x = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = F.max_pool2d(expected_x, 2)
+    found = unpack(max_pool(pack(found_x), (2, 2), (2, 2), (0, 0)), 9, 4)
+    assert torch.equal(found, expected)
+    slope = floats(*expected.shape)
+    expected.backward(slope)
+    found.backward(slope)
+    assert torch.equal(found_x.grad, expected_x.grad)
 
 
 def test_max_pooling_of_nan():

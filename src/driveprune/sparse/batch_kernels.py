@@ -68,7 +68,7 @@ def _planes(arena, step, bias, low, high):
         if step[KIND] == MAX_POOL:
             max_pool_plane(
                 arena, source, arena, to, height, width, step[ROWS], step[COLUMNS], kernel, stride,
-                (step[TOP], step[LEFT]),
+                (step[TOP], step[LEFT]), step[STREAM] != 0,
             )  # fmt: skip
         elif step[KIND] == MEAN:
             for lane in range(LANES):

@@ -287,7 +287,7 @@ class _MaxPool(Function):
         size = pooled((x.shape[2], x.shape[3]), kernel, stride, pad)
         out = empty(*x.shape[:2], *size, LANES)
         ctx.numbers = (x.shape[0] * x.shape[1], *x.shape[2:4], *size, kernel, stride, pad)
-        run(kernels.max_pool, x, out, *ctx.numbers)
+        run(kernels.max_pool, x, out, streams(out), *ctx.numbers)
         ctx.save_for_backward(x, out)
         return out
 
@@ -297,7 +297,7 @@ class _MaxPool(Function):
         x, out = ctx.saved_tensors
         dx = empty(*x.shape)
         left_over = np.empty((threads(), LANES), np.float32)
-        run(kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, *ctx.numbers)
+        run(kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, streams(dx), *ctx.numbers)
         return dx, None, None, None
 
 

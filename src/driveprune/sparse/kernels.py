@@ -26,7 +26,9 @@ from driveprune.sparse.vector import (
     make_finish,
     make_products,
     make_tile,
+    max_of_four,
     max_vector,
+    route_to_four,
     route_vector,
     scale,
     scale_plus,
@@ -377,9 +379,22 @@ def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu, stream):
         dbias[c] = total
 
 
+@numba.njit(inline="always")
+def _are_halves(kernel, stride, pad):
+    """Whether windows are of 2×2, side by side."""
+    return kernel[0] == kernel[1] == stride[0] == stride[1] == 2 and pad[0] == 0 and pad[1] == 0
+
+
 @compiled()
-def max_pool_plane(x, x_base, out, out_base, height, width, rows, columns, kernel, stride, pad):
+def max_pool_plane(x, x_base, out, out_base, height, width, rows, columns, kernel, stride, pad, stream):
     """The largest value of each window of one channel of one block."""
+    if _are_halves(kernel, stride, pad):
+        for y in range(rows):
+            above = x_base + 2 * y * width * LANES
+            for z in range(columns):
+                place = above + 2 * z * LANES
+                max_of_four(out, out_base + (y * columns + z) * LANES, x, place, place + width * LANES, stream)
+        return
     for y in range(rows):
         top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
         for z in range(columns):
@@ -392,29 +407,48 @@ def max_pool_plane(x, x_base, out, out_base, height, width, rows, columns, kerne
 
 
 @compiled(parallel=True)
-def max_pool(x, out, planes, height, width, rows, columns, kernel, stride, pad):
+def max_pool(x, out, stream, planes, height, width, rows, columns, kernel, stride, pad):
     """The largest value of each window of blocked images."""
     for p in prange(planes):
         max_pool_plane(
             x, p * height * width * LANES, out, p * rows * columns * LANES, height, width, rows, columns, kernel,
-            stride, pad,
+            stride, pad, stream,
         )  # fmt: skip
 
 
-@compiled(parallel=True)
-def max_pool_backward(x, out, slope, left_over, dx, planes, height, width, rows, columns, kernel, stride, pad):
-    """Each window's gradient goes to the first of its largest values."""
-    for p in prange(planes):
-        x_base, out_base = p * height * width * LANES, p * rows * columns * LANES
+@compiled()
+def _max_pool_plane_backward(
+    x, x_base, out, out_base, slope, left_over, dx, stream, height, width, rows, columns, kernel, stride, pad
+):
+    """Each window's gradient goes to the first of its largest values, in one channel of one block."""
+    halves = _are_halves(kernel, stride, pad)
+    if not halves or height % 2 or width % 2:
         for k in range(height * width):
             clear_vector(dx, x_base + k * LANES)
-        mine = left_over[numba.get_thread_id()]
+    if halves:
         for y in range(rows):
-            top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
             for z in range(columns):
-                left, right = max(0, z * stride[1] - pad[1]), min(width, z * stride[1] - pad[1] + kernel[1])
-                here = out_base + (y * columns + z) * LANES
-                copy_vector(mine, 0, slope, here)
-                for i in range(top, bottom):
-                    for j in range(left, right):
-                        route_vector(mine, 0, out, here, x, x_base + (i * width + j) * LANES, dx)
+                place, here = x_base + 2 * (y * width + z) * LANES, out_base + (y * columns + z) * LANES
+                route_to_four(slope, out, here, x, place, place + width * LANES, dx, stream)
+        return
+    for y in range(rows):
+        top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
+        for z in range(columns):
+            left, right = max(0, z * stride[1] - pad[1]), min(width, z * stride[1] - pad[1] + kernel[1])
+            here = out_base + (y * columns + z) * LANES
+            copy_vector(left_over, 0, slope, here)
+            for i in range(top, bottom):
+                for j in range(left, right):
+                    route_vector(left_over, 0, out, here, x, x_base + (i * width + j) * LANES, dx)
+
+
+@compiled(parallel=True)
+def max_pool_backward(
+    x, out, slope, left_over, dx, stream, planes, height, width, rows, columns, kernel, stride, pad
+):
+    """Each window's gradient goes to the first of its largest values."""
+    for p in prange(planes):
+        _max_pool_plane_backward(
+            x, p * height * width * LANES, out, p * rows * columns * LANES, slope, left_over[numba.get_thread_id()],
+            dx, stream, height, width, rows, columns, kernel, stride, pad,
+        )  # fmt: skip

@@ -549,6 +549,53 @@ def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
 
 
 @intrinsic
+def max_of_four(_: Any, target: Any, to: Any, source: Any, above: Any, below: Any, stream: Any) -> Any:
+    """The larger ones of two vectors side by side in each of two rows: target[to] = ..., past the caches or not."""
+    signature = types.void(target, types.int64, source, types.int64, types.int64, types.boolean)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        largest, *others = (code.load(pointer) for pointer in _four(code, code.data(2), args[3], args[4]))
+        for each in others:
+            largest = _larger(code, largest, each)
+        code.store_all([largest], [code.at(code.data(0), args[1])], args[5])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def route_to_four(
+    _: Any, slopes: Any, best: Any, here: Any, source: Any, above: Any, below: Any, target: Any, stream: Any
+) -> Any:
+    """A gradient goes to the first of four vectors that equals the largest one (or is no number), zero to the others.
+
+    The vectors are those of `max_of_four`; slopes and best have the gradient and the largest at `here`.
+    """
+    int64 = types.int64
+    signature = types.void(slopes, best, int64, source, int64, int64, target, types.boolean)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        slope, largest = code.load(code.at(code.data(0), args[2])), code.load(code.at(code.data(1), args[2]))
+        zero = code.splat(ir.Constant(_FLOAT, 0.0))
+        found = []
+        for pointer in _four(code, code.data(3), args[4], args[5]):
+            equal = builder.fcmp_unordered("==", code.load(pointer), largest)
+            found.append(builder.select(equal, slope, zero))
+            slope = builder.select(equal, zero, slope)
+        code.store_all(found, _four(code, code.data(6), args[4], args[5]), args[7])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _four(code: Code, array: Any, above: Any, below: Any) -> list[Any]:
+    """The addresses of two vectors in each of two rows."""
+    return [code.at(array, begin, place) for begin in (above, below) for place in (0, LANES)]
+
+
+@intrinsic
 def route_vector(_: Any, slopes: Any, at: Any, best: Any, here: Any, source: Any, place: Any, target: Any) -> Any:
     """A gradient goes to where the largest value came from.
 
