@@ -9,6 +9,7 @@ from torch import nn
 
 import driveprune as dp
 from driveprune.sparse import batch, blocked
+from driveprune.sparse.region import FEW
 from tests.sparse.literal import Residual, assert_near, floats, masked, spoken
 from tests.sparse.test_kernels import cases
 
@@ -23,7 +24,7 @@ def in_one_call(network, x):
 
 
 @settings(max_examples=100)
-@given(cases(), st.integers(4, 40), st.booleans(), st.booleans())
+@given(cases(), st.integers(FEW + 1, 40), st.booleans(), st.booleans())
 def test_any_layer_with_what_follows(case, count, norm, relu):
     kept, layer, size, _, seed = case
     torch.manual_seed(seed)
@@ -62,7 +63,7 @@ def test_values_are_kept_as_long_as_they_are_needed(threads, stream_bytes, monke
     net = spoken(Several().eval())
     mask = {name: floats(*p.shape) > 0.3 for name, p in net.named_parameters() if p.dim() > 1}
     sparse = dp.sparsify(net, mask, floats(1, 3, 4, 4), layers="sparse")
-    for count in (4, 8, 33):
+    for count in (FEW + 1, 16, 33):
         x = floats(count, 3, 4, 4, seed=count)
         for found, exact in zip(in_one_call(sparse, x), masked(net, mask).double()(x.double()), strict=True):
             assert_near(found, exact)
@@ -86,9 +87,9 @@ def test_results_do_not_share_memory_with_the_next():
     sparse = dp.sparsify(
         net, {"0.weight": torch.ones(1, 1, 1, 1, dtype=torch.bool)}, floats(1, 1, 1, 1), layers="sparse"
     )
-    first = in_one_call(sparse, floats(8, 1, 1, 1))
+    first = in_one_call(sparse, floats(16, 1, 1, 1))
     copy = first.clone()
-    in_one_call(sparse, floats(8, 1, 1, 1, seed=1))
+    in_one_call(sparse, floats(16, 1, 1, 1, seed=1))
     assert torch.equal(first, copy)
 
 
@@ -96,5 +97,5 @@ def test_few_sizes_are_kept():
     net = nn.Sequential(nn.Conv2d(2, 3, 3)).eval()
     sparse = dp.sparsify(net, {"0.weight": floats(3, 2, 3, 3) > 0}, floats(1, 2, 5, 5), layers="sparse")
     for count in range(1, 30):
-        in_one_call(sparse, floats(max(4, count), 2, 5, 5))
+        in_one_call(sparse, floats(FEW + count, 2, 5, 5))
     assert len(sparse.regions["region_0"]._known) < 10

@@ -24,6 +24,7 @@ from driveprune.sparse.flat import FlatRegion
 from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.step import Step, UnknownStepError
+from driveprune.sparse.vector import LANES
 
 Shapes = Mapping[str, torch.Size]
 """Node's name -> the shape of its value for the example, if it is a float32 tensor of 2 or 4 dimensions."""
@@ -181,7 +182,7 @@ def _longer(step: Step, open_end: Callable[[str], Step | None]) -> tuple[Step, S
     return None
 
 
-FEW = 3
+FEW = LANES // 2
 """So many images are faster one at a time than side by side."""
 
 SIZES_KNOWN = 6
