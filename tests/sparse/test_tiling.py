@@ -84,6 +84,18 @@ def test_fours_hold_every_weight(made):
     assert np.array_equal(fours.offsets[fours.slots[order]], tiling.offsets)
 
 
+@settings(max_examples=60)
+@given(layers())
+def test_neighbours_come_in_twos(made):
+    _, layer, size = made
+    for make in (forward, backward):
+        tiling = make(layer, *size, 1)
+        for low, middle, high in zip(tiling.starts[:-1:2], tiling.starts[1::2], tiling.starts[2::2], strict=True):
+            twos, others = tiling.offsets[low:middle].reshape(-1, 2), tiling.offsets[middle:high]
+            assert (twos[:, 1] == twos[:, 0] + LANES).all()
+            assert (np.diff(others) != LANES).all()  # none of them could be in twos
+
+
 def test_a_row_of_three_pixels_by_hand():
     """Two inputs, one output, a kernel of three columns of which two are kept, on one row of five pixels."""
     kept = torch.zeros(1, 2, 1, 3, dtype=torch.bool)
@@ -93,7 +105,7 @@ def test_a_row_of_three_pixels_by_hand():
     assert number(tiling, "row_pitch") == 5 * LANES
     assert pitch >= 5 * LANES
     assert tiling.offsets.tolist() == [2 * LANES, pitch]
-    assert tiling.starts.tolist() == [0, 2]
+    assert tiling.starts.tolist() == [0, 0, 2]  # neither has a neighbour
     assert tiling.order is None
     assert tiling.bands.tolist() == [[0, 0, 2]]
     assert tiling.runs.tolist() == [[0, 2, 0, 1], [0, 3, 1, 2]]  # two pixels side by side, then one

@@ -39,20 +39,18 @@ def test_a_tile(width, run, stream):
     tile = make_tile(TILE // run, run, width=width)
 
     @numba.njit
-    def call(x, offsets, values, inward, outward, out, step, start, bias, plus, relu):
-        tile(
-            x, offsets, values, 1, len(values) - 1, inward, outward, 0, out, 0, step, start, bias, plus, relu, stream
-        )
+    def call(x, offsets, values, bounds, inward, outward, out, step, start, bias, plus, relu):
+        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, start, bias, plus, relu, stream)
 
     x, plus, before = halves(500, 1), halves(1000, 2), halves(1000, 3)
-    offsets, values = np.array([400, 0, 3, 90, 17, 500], np.int32), halves(6, 4)
+    offsets, values = np.array([400, 3, 3 + width, 90, 17, 500], np.int32), halves(6, 4)
     stretches, step = TILE // run, 2 * width
     inward = np.arange(stretches, dtype=np.int64)[::-1].copy() * run * width
     outward = np.arange(stretches, dtype=np.int64) * run * step
     for start in (FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS):
         for relu in (False, True):
             found, expected = aligned(before), before.copy()
-            call(x, offsets, values, inward, outward, found, step, start, np.float32(0.5), plus, relu)
+            call(x, offsets, values, (1, 3, 5), inward, outward, found, step, start, np.float32(0.5), plus, relu)
             tile_in_python(
                 x, offsets[1:-1], values[1:-1], inward, outward, expected, start, 0.5, plus, relu, run, width, step
             )
@@ -64,11 +62,11 @@ def test_a_tile_without_weights_is_its_start():
     tile = make_tile(1, 8)
 
     @numba.njit
-    def call(x, offsets, values, where, out, bias):
-        tile(x, offsets, values, 0, 0, where, where, 0, out, 0, LANES, FROM_BIAS, bias, out, False, False)
+    def call(x, offsets, values, bounds, where, out, bias):
+        tile(x, offsets, values, bounds, where, where, 0, out, 0, LANES, FROM_BIAS, bias, out, False, False)
 
     out = np.zeros(TILE * LANES, np.float32)
-    call(out, np.zeros(1, np.int32), np.ones(1, np.float32), np.zeros(1, np.int64), out, np.float32(1.5))
+    call(out, np.zeros(1, np.int32), np.ones(1, np.float32), (0, 0, 0), np.zeros(1, np.int64), out, np.float32(1.5))
     assert (out == 1.5).all()
 
 

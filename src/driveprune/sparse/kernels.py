@@ -96,49 +96,183 @@ def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
 
 
 @numba.njit(inline="always")
-def _tile(kind, x, weights, begin, end, table, place, out, base, step, start, bias, plus, relu, stream):
+def _tile(kind, x, weights, bounds, table, place, out, base, step, start, bias, plus, relu, stream):
     """The sums of one output over one tile of a kind."""
     offsets, values = weights
     inward, outward = table
     if kind == 0:
         _tile_1x8(
-            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            start,
+            bias,
+            plus,
+            relu,
+            stream,
         )
     elif kind == 1:
         _tile_2x4(
-            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            start,
+            bias,
+            plus,
+            relu,
+            stream,
         )
     elif kind == 2:
         _tile_4x2(
-            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            start,
+            bias,
+            plus,
+            relu,
+            stream,
         )
     else:
         _tile_8x1(
-            x, offsets, values, begin, end, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            start,
+            bias,
+            plus,
+            relu,
+            stream,
         )
 
 
 @numba.njit(inline="always")
-def _finish(kind, x, at, weights, begin, end, table, place, out, base, step, plus, has_plus, relu, stream):
+def _finish(kind, x, at, weights, bounds, table, place, out, base, step, plus, has_plus, relu, stream):
     """The last sums of one output over one tile of a kind to where they belong."""
     offsets, values = weights
     inward, outward = table
     if kind == 0:
         _finish_1x8(
-            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+            x,
+            at,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            plus,
+            has_plus,
+            relu,
+            stream,
         )
     elif kind == 1:
         _finish_2x4(
-            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+            x,
+            at,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            plus,
+            has_plus,
+            relu,
+            stream,
         )
     elif kind == 2:
         _finish_4x2(
-            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+            x,
+            at,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            plus,
+            has_plus,
+            relu,
+            stream,
         )
     else:
         _finish_8x1(
-            x, at, offsets, values, begin, end, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+            x,
+            at,
+            offsets,
+            values,
+            bounds[0],
+            bounds[1],
+            bounds[2],
+            inward,
+            outward,
+            place,
+            out,
+            base,
+            step,
+            plus,
+            has_plus,
+            relu,
+            stream,
         )
+
+
+@numba.njit(inline="always")
+def _bounds(starts, key):
+    """Where the weights of an output begin, those of them without a neighbour, and where they end."""
+    return starts[2 * key], starts[2 * key + 1], starts[2 * key + 2]
 
 
 @compiled()
@@ -148,10 +282,10 @@ def _sum_groups(kind, scratch, weights, starts, key, sizes, table, place, bias, 
     for group in range(sizes[GROUPS] - 1):
         start = FROM_BIAS if group == 0 else FROM_OUTPUT
         for o in range(low, high):
-            begin, end = starts[key + group * outputs + o], starts[key + group * outputs + o + 1]
-            if begin < end or group == 0:
+            bounds = _bounds(starts, key + group * outputs + o)
+            if bounds[0] < bounds[2] or group == 0:
                 _tile(
-                    kind, scratch, weights, begin, end, table, place, scratch, sizes[SUMS] + o * TILE * LANES, LANES,
+                    kind, scratch, weights, bounds, table, place, scratch, sizes[SUMS] + o * TILE * LANES, LANES,
                     start, bias[o], scratch, False, False,
                 )  # fmt: skip
 
@@ -176,12 +310,12 @@ def correlate_blocks(
                     if groups > 1:
                         last = key + (groups - 1) * outputs + o
                         _finish(
-                            kind, scratch, sizes[SUMS] + o * TILE * LANES, weights, starts[last], starts[last + 1],
+                            kind, scratch, sizes[SUMS] + o * TILE * LANES, weights, _bounds(starts, last),
                             table, t * TILE, out, base, step, plus, start == FROM_BIAS_AND_PLUS, relu, stream,
                         )  # fmt: skip
                     else:
                         _tile(
-                            kind, scratch, weights, starts[key + o], starts[key + o + 1], table, t * TILE, out, base,
+                            kind, scratch, weights, _bounds(starts, key + o), table, t * TILE, out, base,
                             step, start, bias[o], plus, relu, stream,
                         )  # fmt: skip
 

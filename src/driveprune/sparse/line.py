@@ -6,7 +6,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from driveprune.sparse.vector import LANES, Code
@@ -48,9 +47,9 @@ def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
             code = Code(context, builder, signature, args, width)
             base, masks = code.data(0), code.at(code.data(4), args[5])
             kinds = signature.args[2].types
-            offsets, low, high, values, at = _unpacked(builder, args[2])
+            offsets, low, high, values, at = code.unpacked(args[2])
             offsets, values = (code.data_of(kind, each) for kind, each in ((kinds[0], offsets), (kinds[3], values)))
-            targets, biases, (has_plus, relu) = (_unpacked(builder, args[n]) for n in (3, 6, 7))
+            targets, biases, (has_plus, relu) = (code.unpacked(args[n]) for n in (3, 6, 7))
             sums = _sums(
                 code, code.at(base, args[1]), offsets, low, high, code.at(values, at), vectors, outputs, several
             )
@@ -66,10 +65,6 @@ def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
         return signature, codegen
 
     return line
-
-
-def _unpacked(builder: Any, value: Any) -> Any:
-    return cgutils.unpack_tuple(builder, value)  # type: ignore[no-untyped-call]
 
 
 def _sums(

@@ -82,7 +82,8 @@ class Tiling:
     counted: npt.NDArray[np.float32]
     """1 for each stretch of a tile, 0 for a repetition that fills it up."""
     starts: Ints
-    """Where the kept weights of (class, group, output) begin in `offsets`."""
+    """Where the kept weights of (class, group, output) begin in `offsets`, and where those of them do that have no
+    neighbour: the others come in twos, whose inputs lie side by side."""
     offsets: Offsets
     order: Ints | None
     """Which value each offset belongs to; None if they are in order."""
@@ -95,10 +96,11 @@ class Tiling:
     @cached_property
     def by_fours(self) -> Fours:
         """The same weights, each output's filled up to a multiple of four."""
-        counts = np.diff(self.starts)
+        begins = self.starts[::2]
+        counts = np.diff(begins)
         padded = -(-counts // 4) * 4
         starts = np.concatenate([[0], np.cumsum(padded)])
-        slots = np.arange(len(self.offsets)) + np.repeat(starts[:-1] - self.starts[:-1], counts)
+        slots = np.arange(len(self.offsets)) + np.repeat(starts[:-1] - begins[:-1], counts)
         offsets = np.zeros(starts[-1], np.int32)
         offsets[slots] = self.offsets
         back = np.empty_like(slots)
@@ -295,10 +297,25 @@ def _weights(
         order.append(each.weights)
     key, offset, all_weights = (np.concatenate(each or [np.zeros(0, np.int64)]) for each in (keys, offsets, order))
     sorting = np.lexsort((offset, key))
-    starts = np.searchsorted(key[sorting], np.arange(len(classes) * groups * outputs + 1))
-    found = all_weights[sorting]
+    count = len(classes) * groups * outputs
+    key, offset = key[sorting], offset[sorting]
+    paired = _paired(key, offset)
+    by_twos = np.lexsort((np.arange(len(key)), ~paired, key))
+    found = all_weights[sorting][by_twos]
+    starts = np.searchsorted(key, np.arange(count + 1))
+    middles = starts[:-1] + np.bincount(key[paired], minlength=count)
+    both = np.append(np.stack([starts[:-1], middles], 1).reshape(-1), starts[-1])
     in_order = len(found) == len(to) and bool((found == np.arange(len(to))).all())
-    return starts.astype(np.int64), offset[sorting].astype(np.int32), None if in_order else found
+    return both.astype(np.int64), offset[by_twos].astype(np.int32), None if in_order else found
+
+
+def _paired(key: Ints, offset: Ints) -> npt.NDArray[np.bool_]:
+    """Which weights, sorted by key and offset, are one of two neighbours."""
+    after = np.append((key[1:] == key[:-1]) & (offset[1:] == offset[:-1] + LANES), False)[: len(key)]
+    begins = np.flatnonzero(~np.append(False, after[:-1])[: len(key)])  # of stretches of neighbours
+    lengths = np.diff(np.append(begins, len(key)))
+    within = np.arange(len(key)) - np.repeat(begins, lengths)
+    return within < np.repeat(lengths // 2 * 2, lengths)
 
 
 class _Tiles:

@@ -56,6 +56,10 @@ class Code:
         proxy = cgutils.create_struct_proxy(kind)  # type: ignore[no-untyped-call]
         return proxy(self.context, self.builder, value=array).data
 
+    def unpacked(self, value: Any) -> Any:
+        """The members of a tuple."""
+        return cgutils.unpack_tuple(self.builder, value)  # type: ignore[no-untyped-call]
+
     def at(self, pointer: Any, *places: Any) -> Any:
         """An address, so many numbers further."""
         for place in places:
@@ -121,37 +125,38 @@ class Code:
 def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
     """The sums of one output over one tile.
 
-    tile(x, offsets, values, low, high, inward, outward, place, out, base, step, start, bias, plus, relu, stream):
+    tile(x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream):
 
     out[t] = start + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], for each vector t of the
-    tile; x's places are inward[place + a] + b vectors, out's are base + outward[place + a] + b steps.
+    tile; x's places are inward[place + a] + b vectors, out's are base + outward[place + a] + b steps. The bounds are
+    (low, middle, high): weights before the middle come in twos, of which the second's offset is a vector further.
     """
 
     @intrinsic
     def tile(
-        _: Any, x: Any, offsets: Any, values: Any, low: Any, high: Any, inward: Any, outward: Any, place: Any,
-        out: Any, base: Any, step: Any, start: Any, bias: Any, plus: Any, relu: Any, stream: Any,
+        _: Any, x: Any, offsets: Any, values: Any, bounds: Any, inward: Any, outward: Any, place: Any, out: Any,
+        base: Any, step: Any, start: Any, bias: Any, plus: Any, relu: Any, stream: Any,
     ) -> Any:  # fmt: skip
         int64 = types.int64
         signature = types.void(
-            x, offsets, values, int64, int64, inward, outward, int64, out, int64, int64, int64, types.float32, plus,
+            x, offsets, values, bounds, inward, outward, int64, out, int64, int64, int64, types.float32, plus,
             types.boolean, types.boolean,
         )  # fmt: skip
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
-            low, high, place, base, step, start, bias, relu = (args[n] for n in (3, 4, 7, 9, 10, 11, 12, 14))
-            sources = _places(code, code.data(0), code.data(5), place, stretches)
+            place, base, step, start, bias, relu = (args[n] for n in (6, 8, 9, 10, 11, 13))
+            sources = _places(code, code.data(0), code.data(4), place, stretches)
             results = _stepped(
-                code, _places(code, code.at(code.data(8), base), code.data(6), place, stretches), step, run
+                code, _places(code, code.at(code.data(7), base), code.data(5), place, stretches), step, run
             )
             others = _stepped(
-                code, _places(code, code.at(code.data(13), base), code.data(6), place, stretches), step, run
+                code, _places(code, code.at(code.data(12), base), code.data(5), place, stretches), step, run
             )
             first = _first(code, results, others, start, code.splat(bias))
-            sums = _loop(code, code.data(1), code.data(2), low, high, sources, run, first)
+            sums = _products_added(code, code.data(1), code.data(2), args[3], sources, run, first)
             clipped = [builder.select(relu, code.positive(value, value), value) for value in sums]
-            code.store_all(clipped, results, args[15])
+            code.store_all(clipped, results, args[14])
             return context.get_dummy_value()
 
         return signature, codegen
@@ -201,10 +206,33 @@ def _first(code: Code, results: list[Any], others: list[Any], start: Any, bias: 
     return found
 
 
-def _loop(
-    code: Code, offsets: Any, values: Any, low: Any, high: Any, sources: list[Any], run: int, first: list[Any]
+def _products_added(
+    code: Code,
+    offsets: Any,
+    values: Any,
+    bounds: tuple[Any, Any, Any],
+    sources: list[Any],
+    run: int,
+    first: list[Any],
 ) -> list[Any]:
-    """Add up the products of the kept weights `low` to `high` with the tile's inputs."""
+    """Add up the products of kept weights with the tile's inputs: those of neighbours in twos, then the others."""
+    low, middle, high = bounds
+    in_twos = _loop(code, offsets, values, low, middle, sources, run, first, taps=2)
+    return _loop(code, offsets, values, middle, high, sources, run, in_twos, taps=1)
+
+
+def _loop(
+    code: Code,
+    offsets: Any,
+    values: Any,
+    low: Any,
+    high: Any,
+    sources: list[Any],
+    run: int,
+    first: list[Any],
+    taps: int,
+) -> list[Any]:
+    """Add up the products of the kept weights `low` to `high`, `taps` at a time, whose inputs lie side by side."""
     builder = code.builder
     before = builder.block
     loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
@@ -216,12 +244,16 @@ def _loop(
     for phi, value in zip(sums, first, strict=True):
         phi.add_incoming(value, before)
     offset = builder.sext(builder.load(code.at(offsets, j)), _I64)
-    weight = code.splat(builder.load(code.at(values, j)))
-    new = []
-    for number, phi in enumerate(sums):
-        pointer = code.at(sources[number // run], offset, number % run * code.width)
-        new.append(code.fma(weight, code.load(pointer), phi))
-    following = builder.add(j, _I64(1))
+    weights = [code.splat(builder.load(code.at(values, j, tap))) for tap in range(taps)]
+    new: list[Any] = list(sums)
+    for stretch, source in enumerate(sources):
+        for place in range(run + taps - 1):  # each vector is loaded once
+            loaded = code.load(code.at(source, offset, place * code.width))
+            for tap, weight in enumerate(weights):
+                number = stretch * run + place - tap
+                if 0 <= place - tap < run:
+                    new[number] = code.fma(weight, loaded, new[number])
+    following = builder.add(j, _I64(taps))
     j.add_incoming(following, loop)
     for phi, value in zip(sums, new, strict=True):
         phi.add_incoming(value, loop)
@@ -265,8 +297,7 @@ def clear_vector(_: Any, target: Any, to: Any) -> Any:
 def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
     """The last weights of one output over one tile, whose sums so far lie side by side, to where the sums belong.
 
-    finish(x, begin, offsets, values, low, high, inward, outward, place, out, base, step, plus, has_plus, relu,
-    stream):
+    finish(x, begin, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream):
 
     out[t] = x[begin + t] plus the products of weights as in `make_tile` (plus plus[t]), clipped at zero if `relu`,
     for each vector t of the tile.
@@ -274,25 +305,25 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
 
     @intrinsic
     def finish(
-        _: Any, x: Any, begin: Any, offsets: Any, values: Any, low: Any, high: Any, inward: Any, outward: Any,
-        place: Any, out: Any, base: Any, step: Any, plus: Any, has_plus: Any, relu: Any, stream: Any,
+        _: Any, x: Any, begin: Any, offsets: Any, values: Any, bounds: Any, inward: Any, outward: Any, place: Any,
+        out: Any, base: Any, step: Any, plus: Any, has_plus: Any, relu: Any, stream: Any,
     ) -> Any:  # fmt: skip
         int64, boolean = types.int64, types.boolean
         signature = types.void(
-            x, int64, offsets, values, int64, int64, inward, outward, int64, out, int64, int64, plus, boolean,
-            boolean, boolean,
+            x, int64, offsets, values, bounds, inward, outward, int64, out, int64, int64, plus, boolean, boolean,
+            boolean,
         )  # fmt: skip
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
-            begin, low, high, place, base, step, has_plus, relu = (args[n] for n in (1, 4, 5, 8, 10, 11, 13, 14))
-            sources = _places(code, code.data(0), code.data(6), place, stretches)
+            begin, place, base, step, has_plus, relu = (args[n] for n in (1, 7, 9, 10, 12, 13))
+            sources = _places(code, code.data(0), code.data(5), place, stretches)
             results, others = (
-                _stepped(code, _places(code, code.at(code.data(n), base), code.data(7), place, stretches), step, run)
-                for n in (9, 12)
+                _stepped(code, _places(code, code.at(code.data(n), base), code.data(6), place, stretches), step, run)
+                for n in (8, 11)
             )
             first = [code.load(code.at(code.data(0), begin, t * width)) for t in range(len(results))]
-            values = _loop(code, code.data(2), code.data(3), low, high, sources, run, first)
+            values = _products_added(code, code.data(2), code.data(3), args[4], sources, run, first)
             before = builder.block
             add, done = builder.append_basic_block("add"), builder.append_basic_block("done")
             builder.cbranch(has_plus, add, done)
@@ -305,7 +336,7 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
                 end.add_incoming(value, before)
                 end.add_incoming(larger, add)
             clipped = [builder.select(relu, code.positive(end, end), end) for end in ends]
-            code.store_all(clipped, results, args[15])
+            code.store_all(clipped, results, args[14])
             return context.get_dummy_value()
 
         return signature, codegen
