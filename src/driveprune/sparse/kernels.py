@@ -102,83 +102,19 @@ def _tile(kind, x, weights, bounds, table, place, out, base, step, start, bias, 
     inward, outward = table
     if kind == 0:
         _tile_1x8(
-            x,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            start,
-            bias,
-            plus,
-            relu,
-            stream,
+            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
         )
     elif kind == 1:
         _tile_2x4(
-            x,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            start,
-            bias,
-            plus,
-            relu,
-            stream,
+            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
         )
     elif kind == 2:
         _tile_4x2(
-            x,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            start,
-            bias,
-            plus,
-            relu,
-            stream,
+            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
         )
     else:
         _tile_8x1(
-            x,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            start,
-            bias,
-            plus,
-            relu,
-            stream,
+            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
         )
 
 
@@ -189,83 +125,19 @@ def _finish(kind, x, at, weights, bounds, table, place, out, base, step, plus, h
     inward, outward = table
     if kind == 0:
         _finish_1x8(
-            x,
-            at,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            plus,
-            has_plus,
-            relu,
-            stream,
+            x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
         )
     elif kind == 1:
         _finish_2x4(
-            x,
-            at,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            plus,
-            has_plus,
-            relu,
-            stream,
+            x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
         )
     elif kind == 2:
         _finish_4x2(
-            x,
-            at,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            plus,
-            has_plus,
-            relu,
-            stream,
+            x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
         )
     else:
         _finish_8x1(
-            x,
-            at,
-            offsets,
-            values,
-            bounds[0],
-            bounds[1],
-            bounds[2],
-            inward,
-            outward,
-            place,
-            out,
-            base,
-            step,
-            plus,
-            has_plus,
-            relu,
-            stream,
+            x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
         )
 
 

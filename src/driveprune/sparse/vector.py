@@ -210,13 +210,13 @@ def _products_added(
     code: Code,
     offsets: Any,
     values: Any,
-    bounds: tuple[Any, Any, Any],
+    bounds: Any,
     sources: list[Any],
     run: int,
     first: list[Any],
 ) -> list[Any]:
     """Add up the products of kept weights with the tile's inputs: those of neighbours in twos, then the others."""
-    low, middle, high = bounds
+    low, middle, high = code.unpacked(bounds)
     in_twos = _loop(code, offsets, values, low, middle, sources, run, first, taps=2)
     return _loop(code, offsets, values, middle, high, sources, run, in_twos, taps=1)
 
