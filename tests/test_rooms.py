@@ -7,9 +7,9 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "collectives", "mask", "whole", "seeds", "files", "selection", "schedule", "gradients", "twin", "graph", "plan",
-    "methods", "cut", "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "atoms",
-    "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
+    "compiled", "collectives", "mask", "whole", "seeds", "files", "selection", "schedule", "gradients", "twin",
+    "graph", "plan", "methods", "cut", "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced",
+    "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
     "datasets", "recipes", "train", "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 
