@@ -10,6 +10,7 @@ from driveprune.sparse.blocked import check_kind
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.tiling import Ints
+from driveprune.sparse.version import Version
 
 
 class Folded:
@@ -20,13 +21,13 @@ class Folded:
         assert norm is None or isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
         self.layer, self.norm = layer, norm
         self._channels = channels if layer is None else layer.kernel.layer.outputs
-        self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
+        self._known: tuple[Version, tuple[Tensor, Tensor]] | None = None
 
-    def version(self) -> list[tuple[int, int, int]]:
-        """Changes whenever one of the tensors does."""
+    def tensors(self) -> list[Tensor]:
+        """All that it is made of."""
         modules = [each for each in (self.layer, self.norm) if each is not None]
         tensors = [t for each in modules for t in (*each._parameters.values(), *each._buffers.values())]
-        return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors if tensor is not None]
+        return [tensor for tensor in tensors if tensor is not None]
 
     @torch.no_grad()
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
@@ -44,9 +45,10 @@ class Folded:
     @torch.no_grad()
     def weights(self) -> tuple[Tensor, Tensor]:
         """The values and the bias of the layer with the normalisation in them."""
-        version = self.version()
-        if self._known is None or self._known[0] != version:
+        tensors = self.tensors()
+        if self._known is None or not self._known[0].is_of(tensors):
             assert self.layer is not None
+            version = Version(tensors)
             check_kind(self.layer.weight)
             scale, shift = self.scale_and_shift()
             outputs = torch.from_numpy(self.layer.kernel.layer.places[:, 0])
@@ -72,12 +74,13 @@ class Weights:
         """Each with the slots of its values, and its part of the biases."""
         self.values: Floats = torch.zeros(values).numpy()
         self.bias: Floats = torch.zeros(bias).numpy()
-        self._version: object = None
+        self._version: Version | None = None
 
     def refresh(self) -> None:
         """Take over what has changed."""
-        version = [folded.version() for folded, _, _ in self._folds]
-        if version != self._version:
+        tensors = [tensor for folded, _, _ in self._folds for tensor in folded.tensors()]
+        if self._version is None or not self._version.is_of(tensors):
+            version = Version(tensors)
             for folded, slots, bias in self._folds:
                 folded.fill(self.values, slots, self.bias[bias])
             self._version = version
