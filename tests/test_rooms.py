@@ -7,10 +7,10 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "compiled", "collectives", "mask", "whole", "seeds", "files", "selection", "schedule", "gradients", "twin",
+    "collectives", "mask", "whole", "seeds", "files", "compiled", "selection", "schedule", "gradients", "twin",
     "graph", "plan", "methods", "cut", "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced",
-    "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
-    "datasets", "recipes", "train", "progress", "fit", "runs", "report", "integrations", "cli",
+    "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches",
+    "archives", "datasets", "recipes", "train", "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 
 

@@ -1,5 +1,9 @@
 """A batch in one call: the same numbers as step by step, and as torch."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,3 +103,28 @@ def test_few_sizes_are_kept():
     for count in range(1, 30):
         in_one_call(sparse, floats(FEW + count, 2, 5, 5))
     assert len(sparse.regions["region_0"]._known) < 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_in_a_worker_that_was_forked():
+    """As those of a DataLoader, which have one thread each."""
+    found = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["0"]
+
+
+FORKED = """
+import os, torch
+import driveprune as dp
+
+torch.set_num_threads(2)
+net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)).eval()
+sparse = dp.sparsify(net, {"0.weight": torch.ones(1, 1, 1, 1) > 0}, torch.ones(1, 1, 1, 1), layers="sparse")
+with torch.no_grad():
+    sparse(torch.ones(9, 1, 1, 1))
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)
+        close = torch.allclose(sparse(torch.ones(9, 1, 1, 1)), net(torch.ones(9, 1, 1, 1)))
+        os._exit(0 if close else 1)
+print(os.waitpid(child, 0)[1])
+"""

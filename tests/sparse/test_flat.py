@@ -1,5 +1,7 @@
 """One image at a time: the same numbers as side by side, and as torch."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import driveprune as dp
-from driveprune.sparse import flat
+from driveprune.sparse import flat, flat_kernels
 from driveprune.sparse.region import FEW
+from driveprune.sparse.vector import LANES
 from tests.sparse.literal import Residual, assert_near, floats, masked, spoken
 from tests.sparse.test_blocked import without_shift
 from tests.sparse.test_kernels import cases
@@ -127,3 +130,31 @@ def test_changed_weights_are_seen():
     sparse(floats(8, 3, 6, 6))  # moves the statistics
     sparse.eval()
     check()
+
+
+def test_nothing_is_read_behind_the_end():
+    net = nn.Sequential(nn.Conv2d(1, 1, (1, 3), dilation=(1, 200))).eval()
+    sparse = dp.sparsify(net, {"0.weight": torch.ones(1, 1, 1, 3) > 0}, floats(1, 1, 1, 401), layers="sparse")
+    assert_near(one_by_one(sparse, floats(1, 1, 1, 401)), net.double()(floats(1, 1, 1, 401).double()))
+    (region,) = sparse.regions["region_0"]._known.values()
+    steps, _, _, offsets, _ = region._tables
+    layer = next(step for step in steps if step[flat_kernels.KIND] == flat_kernels.LAYER)
+    last = layer[flat_kernels.INPUT] + offsets.max() + layer[flat_kernels.VECTORS] * LANES
+    assert last <= region._size
+
+
+def test_offsets_that_would_be_too_long(monkeypatch):
+    monkeypatch.setattr(flat, "LARGEST", 100)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3)).eval()
+    mask = {"0.weight": floats(6, 3, 3, 3) > 0.3}
+    sparse = dp.sparsify(net, mask, floats(1, 3, 9, 9), layers="sparse")
+    with torch.no_grad():
+        assert_near(sparse(floats(1, 3, 9, 9)), masked(net, mask)(floats(1, 3, 9, 9)))
+    assert list(sparse.regions["region_0"]._known.values()) == [None]
+
+
+def test_rows_of_very_deep_networks():
+    pitches = [flat._Pitch(length) for length in range(5_000)]
+    for first, second in pairwise(pitches):
+        first.join(second)
+    assert {pitch.length for pitch in (pitches[0], pitches[-1])} == {4_999}

@@ -2,6 +2,9 @@
 
 import copy
 import operator
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -191,3 +194,28 @@ def test_a_copy_has_modules_of_its_own():
     assert all(
         id(step.module) in mine for region in other.regions.values() for step in region.steps if step.kind == "layer"
     )
+
+
+class Hesitant(dict):
+    """Lets other threads go on between a question and what is done about the answer."""
+
+    def __contains__(self, key):
+        found = super().__contains__(key)
+        time.sleep(0.001)
+        return found
+
+
+def test_threads_with_more_sizes_than_are_kept():
+    net = nn.Sequential(nn.Conv2d(1, 1, 1)).eval()
+    sparse = dp.sparsify(net, {"0.weight": torch.ones(1, 1, 1, 1) > 0}, floats(1, 1, 1, 1), layers="sparse")
+    sparse.regions["region_0"]._known = Hesitant()
+
+    def call(seed):
+        choose = random.Random(seed)
+        with torch.no_grad():
+            for _ in range(50):
+                x = floats(choose.randint(4, 12), 1, 1, 1)
+                assert_near(sparse(x), net(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(4)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
-from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work_together
+from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
 from driveprune.sparse.blocked import STREAM_BYTES, pooled
 from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
@@ -90,8 +90,12 @@ class BatchRegion:
             self._put(place, tensor)
         memory.counters[:] = 0
         weights = self._offsets, self._weights.values, self._weights.bias
-        use_threads()
-        work_together(memory.arena, self._steps, self._items, self._arrays, weights, memory.scratch, memory.counters)  # type: ignore[no-untyped-call]
+        given = memory.arena, self._steps, self._items, self._arrays, weights
+        if self._threads > 1:
+            use_threads()
+            work_together(*given, memory.scratch, memory.counters)  # type: ignore[no-untyped-call]
+        else:  # also in a process that was forked, where OpenMP's threads do not work any more
+            work(*given, memory.scratch[0], memory.counters)  # type: ignore[no-untyped-call]
         copies = [place.clone(memory_format=torch.contiguous_format) for place in memory.outputs]
         found = [each.view(-1, *each.shape[2:])[: self._count] for each in copies]
         self._free.append(memory)

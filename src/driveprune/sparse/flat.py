@@ -40,7 +40,10 @@ from driveprune.sparse.tiling import Ints, Layer
 from driveprune.sparse.vector import LANES
 
 ROOM = 16 * LANES
-"""Numbers that may be read behind the end."""
+"""Numbers that may be read behind the end, beside a row: a kernel reaches less far to the right than that."""
+
+LARGEST = 2**31 - 1
+"""Offsets are numbers of 32 bits."""
 
 ITEM_WORK = 8_000
 """Vector operations that are worth being a piece of work of their own: a few microseconds."""
@@ -64,7 +67,10 @@ class _Pitch:
         self._other: _Pitch | None = None
 
     def _last(self) -> _Pitch:
-        return self if self._other is None else self._other._last()
+        last = self
+        while last._other is not None:  # as many as there are layers
+            last = last._other
+        return last
 
     def need(self, least: int) -> None:
         """At least so long."""
@@ -160,7 +166,9 @@ class FlatRegion:
             plan.add(step)
         self._inputs = [plan.values[name] for name in inputs]
         self._outputs = [plan.values[name] for name in outputs]
-        self._size = plan.lay_out() + ROOM
+        self._size = plan.lay_out()
+        if self._size > LARGEST:
+            raise UnknownStepError("offsets that are too long")
         self._threads = threads()
         tables = _Tables(self._threads)
         for each in plan.work:
@@ -212,7 +220,7 @@ class _Plan:
         end = 0
         for value in self._all:
             end = value.lay_out(end)
-        return end
+        return end + ROOM + max(value.pitch.length for value in self._all)
 
     def add(self, step: Step) -> None:
         """The next step."""

@@ -13,15 +13,16 @@ from driveprune.sparse.blocked import check_kind
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.tiling import Ints
+from driveprune.sparse.version import Version
 
 Source = tuple[Mapping[str, Tensor | None], str]
 """A module's tensors, and the name of one."""
 
 
-def versions(sources: list[Source]) -> list[tuple[int, int, int]]:
-    """Changes whenever one of the tensors does."""
-    tensors = [tensors[name] for tensors, name in sources]
-    return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors if tensor is not None]
+def found(sources: list[Source]) -> list[Tensor]:
+    """The tensors that are there now."""
+    tensors = [tensors.get(name) for tensors, name in sources]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 class Folded:
@@ -32,7 +33,7 @@ class Folded:
         assert norm is None or isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
         self.layer, self.norm = layer, norm
         self._channels = channels if layer is None else layer.kernel.layer.outputs
-        self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
+        self._known: tuple[Version, tuple[Tensor, Tensor]] | None = None
 
     @cached_property
     def sources(self) -> list[Source]:
@@ -57,9 +58,10 @@ class Folded:
     @torch.no_grad()
     def weights(self) -> tuple[Tensor, Tensor]:
         """The values and the bias of the layer with the normalisation in them."""
-        version = versions(self.sources)
-        if self._known is None or self._known[0] != version:
+        tensors = found(self.sources)
+        if self._known is None or not self._known[0].is_of(tensors):
             assert self.layer is not None
+            version = Version(tensors)
             check_kind(self.layer.weight)
             scale, shift = self.scale_and_shift()
             outputs = torch.from_numpy(self.layer.kernel.layer.places[:, 0])
@@ -86,12 +88,13 @@ class Weights:
         self._sources = [source for folded, _, _ in folds for source in folded.sources]
         self.values: Floats = torch.zeros(values).numpy()
         self.bias: Floats = torch.zeros(bias).numpy()
-        self._version: object = None
+        self._version: Version | None = None
 
     def refresh(self) -> None:
         """Take over what has changed."""
-        version = versions(self._sources)
-        if version != self._version:
+        tensors = found(self._sources)
+        if self._version is None or not self._version.is_of(tensors):
+            version = Version(tensors)
             for folded, slots, bias in self._folds:
                 folded.fill(self.values, slots, self.bias[bias])
             self._version = version

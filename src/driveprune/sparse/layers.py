@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from driveprune.sparse.blocked import Kernel, convolve, pack, unpack
 from driveprune.sparse.tiling import Layer
+from driveprune.sparse.version import Version
 
 
 class SparseLayer(nn.Module):
@@ -30,7 +31,7 @@ class SparseLayer(nn.Module):
         self.bias = None
         if bias is not None:
             self.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-        self._kept: tuple[object, Tensor] | None = None
+        self._kept: tuple[Version, Tensor] | None = None
         self.dense = False
         """Whether the layer is computed with zeros filled in, because that is faster."""
         self.channels_last = False
@@ -77,9 +78,8 @@ class SparseLayer(nn.Module):
         """The full weight; for inference it is kept until the values change."""
         if torch.is_grad_enabled() and self.weight.requires_grad:
             return self._formatted(self.full(self.weight))
-        version = id(self.weight), self.weight.data_ptr(), self.weight._version
-        if self._kept is None or self._kept[0] != version:
-            self._kept = version, self._formatted(self.full(self.weight.detach()))
+        if self._kept is None or not self._kept[0].is_of([self.weight]):
+            self._kept = Version([self.weight]), self._formatted(self.full(self.weight.detach()))
         return self._kept[1]
 
     def _formatted(self, weight: Tensor) -> Tensor:

@@ -240,11 +240,11 @@ class Region:
         count = len(tensors[0])
         shapes = tuple(tuple(tensor.shape[1:]) + (1,) * (4 - tensor.dim()) for tensor in tensors)
         key = (*shapes, threads(), max(count, FEW))  # few images are done one by one
-        if key not in self._known:
-            while len(self._known) >= SIZES_KNOWN:
-                del self._known[next(iter(self._known))]
-            self._known[key] = self._made(dict(zip(self.inputs, shapes, strict=True)), count)
-        region = self._known[key]
+        known = self._known
+        if key not in known:  # a new dictionary: other threads may be reading the old one
+            made = self._made(dict(zip(self.inputs, shapes, strict=True)), count)
+            self._known = known = {**dict([*known.items()][1 - SIZES_KNOWN :]), key: made}
+        region = known[key]
         if isinstance(region, FlatRegion):
             images = [region(*(tensor[number] for tensor in tensors)) for number in range(count)]
             return [torch.stack(each) for each in zip(*images, strict=True)]

@@ -1,0 +1,49 @@
+"""Versions of tensors: what was made of weights is made again when they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class _Steps:
+    """Steps of all optimisers: fused ones, and those that write to `.data`, do not tell torch what they change."""
+
+    count = 0
+
+    @classmethod
+    def add(cls, *_: Any) -> None:
+        """One more."""
+        if not torch.compiler.is_compiling():
+            cls.count += 1
+
+
+register_optimizer_step_post_hook(_Steps.add)
+
+
+class Version:
+    """What tensors were when they were read. Their memory is kept, so that no other tensor takes their addresses."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._marks = _marks(tensors)
+        self._held = [(tensor, tensor.detach()) for tensor in tensors]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Version, ((),)  # addresses say nothing about a copy
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the same tensors, and unchanged."""
+        return self._marks == _marks(tensors)
+
+
+def _marks(tensors: Sequence[Tensor]) -> list[object]:
+    return [_Steps.count, *((id(each), each.data_ptr(), _changes(each)) for each in tensors)]
+
+
+def _changes(tensor: Tensor) -> object:
+    """How often it was written to; of tensors made in inference mode, nobody knows."""
+    return object() if tensor.is_inference() else tensor._version
