@@ -204,7 +204,8 @@ class SparseNetwork(nn.Module):
             if node.op == "placeholder":
                 known[node] = next(given)
                 continue
-            values, named = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            values = tuple(_resolved(each, known) for each in node.args)
+            named = {name: _resolved(each, known) for name, each in node.kwargs.items()}
             if node.op == "output":
                 return values[0]
             known[node] = self._value(node, values, named)
@@ -226,6 +227,14 @@ class SparseNetwork(nn.Module):
             path, _, name = str(target).rpartition(".")
             return getattr(self.get_submodule(path), name)
         return target(*args, **kwargs)
+
+
+def _resolved(argument: Any, known: Mapping[fx.Node, Any]) -> Any:
+    """An argument of a node with values in the places of nodes."""
+    if isinstance(argument, fx.Node):
+        return known[argument]
+    simple = argument is None or isinstance(argument, int | float | str)
+    return argument if simple else fx.map_arg(argument, known.__getitem__)
 
 
 def _plain(value: Any) -> Any:
