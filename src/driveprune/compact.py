@@ -31,6 +31,7 @@ from driveprune.atoms import Space, Use
 from driveprune.channels import follow
 from driveprune.graph import CollapseWarning, Inputs, flow, inputs_of
 from driveprune.mask import Mask, apply, check_fits, everything, unwrap
+from driveprune.noise import dropout_of_ones
 from driveprune.zeros import other_than_zero
 
 Keep = Literal["function", "trainable"]
@@ -106,7 +107,7 @@ class SameDropout(nn.Module):
         if not self.training:
             return x
         shape = [self._sizes.get(dim, size) for dim, size in enumerate(x.shape)]
-        noise: Tensor = self.inner(torch.ones(shape, dtype=x.dtype, device=x.device))
+        noise = dropout_of_ones(self.inner, shape, x)
         for dim in self._sizes:
             noise = noise.index_select(dim, self.get_buffer(f"kept{dim}"))
         return x * noise

@@ -12,11 +12,11 @@ import torch
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def compiled(*, parallel: bool = False) -> Callable[[_F], _F]:
+def compiled(*, parallel: bool = False, nogil: bool = True) -> Callable[[_F], _F]:
     """Compile a function, and keep what was compiled for the next process where that is possible."""
 
     def wrap(function: _F) -> _F:
-        options: dict[str, Any] = {"nogil": True, "parallel": parallel, "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": nogil, "parallel": parallel, "error_model": "numpy"}
         try:
             return cast(_F, numba.njit(cache=True, **options)(function))
         except RuntimeError:  # there is no folder to keep it in
