@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from driveprune.sparse import blocked
-from driveprune.sparse.blocked import Kernel, convolve, dropout, flatten, normalise, pack, pooled, unpack
-from driveprune.sparse.vector import LANES
+from driveprune.sparse.blocked import (
+    Kernel,
+    convolve,
+    convolve_and_pass,
+    dropout,
+    flatten,
+    normalise,
+    pack,
+    pooled,
+    unpack,
+)
+from driveprune.sparse.code import LANES
 from tests.sparse.literal import assert_near, convolved, floats, layer_of
 
 
@@ -53,12 +63,43 @@ def test_convolve(relu, bias):
             assert_near(a.grad, b.grad)
 
 
+@pytest.mark.parametrize("density", [0.0, 0.4])
+def test_gradients_of_others_come_back_through_a_layer(density):
+    kept = torch.rand(3, 4, 3, 3, generator=torch.Generator().manual_seed(0)) < density
+    kernel, values = Kernel(layer_of(kept, stride=(2, 2), padding=(1, 1))), floats(int(kept.sum()), seed=1)
+    given = floats(11, 4, 6, 6)
+    found, exact = given.clone().requires_grad_(), given.double().requires_grad_()
+    out, passed = convolve_and_pass(pack(found), values, None, kernel)
+    (unpack(passed, 11, 4).square().sum() + unpack(out, 11, 4).sum()).backward()
+    (exact.square().sum() + convolved(exact, kept, values.double(), None, kernel.layer).sum()).backward()
+    assert_near(found.grad, exact.grad)
+    alone = given.clone().requires_grad_()
+    unpack(convolve_and_pass(pack(alone), values, None, kernel)[1], 11, 4).sum().backward()  # nobody uses the output
+    assert torch.equal(alone.grad, torch.ones_like(alone))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_layer_without_weights_is_its_bias(relu):
+    kernel = Kernel(layer_of(torch.zeros(3, 2, 3, 3, dtype=torch.bool), padding=(1, 1)))
+    x, bias, plus = pack(floats(9, 2, 5, 5)).requires_grad_(), floats(3, seed=1).requires_grad_(), floats(9, 3, 5, 5)
+    values = torch.zeros(0, requires_grad=True)
+    expected = bias.detach().view(1, 3, 1, 1).expand(9, 3, 5, 5)
+    out = convolve(x, values, bias, kernel, relu=relu)
+    assert torch.equal(unpack(out, 9, 4), expected.relu() if relu else expected)
+    found = kernel.output(x.detach(), values, bias, plus=pack(plus), relu=relu)
+    assert_near(unpack(found, 9, 4), (expected + plus).relu() if relu else expected + plus)
+    unpack(out, 9, 4).sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+    assert values.grad.shape == (0,)
+    assert torch.equal(bias.grad, 9 * 25 * ((bias > 0) | (not relu)).float())
+
+
 def test_only_wanted_gradients_are_computed(monkeypatch):
     kept = torch.ones(2, 2, 1, 1, dtype=torch.bool)
     kernel, called = Kernel(layer_of(kept)), []
     for name in ("input_gradient", "weight_gradient"):
         original = getattr(kernel, name)
-        monkeypatch.setattr(kernel, name, lambda *a, n=name, f=original: called.append(n) or f(*a))
+        monkeypatch.setattr(kernel, name, lambda *a, n=name, f=original, **k: called.append(n) or f(*a, **k))
     values = floats(4).requires_grad_()
     convolve(pack(floats(2, 2, 1, 1)), values, None, kernel).sum().backward()
     assert called == ["weight_gradient"]

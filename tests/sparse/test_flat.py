@@ -10,8 +10,8 @@ from torch import nn
 
 import driveprune as dp
 from driveprune.sparse import flat, flat_kernels
+from driveprune.sparse.code import LANES
 from driveprune.sparse.region import FEW
-from driveprune.sparse.vector import LANES
 from tests.sparse.literal import Residual, assert_near, floats, masked, spoken
 from tests.sparse.test_blocked import without_shift
 from tests.sparse.test_kernels import cases

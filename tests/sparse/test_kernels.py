@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from driveprune.sparse import blocked
 from driveprune.sparse.blocked import Kernel, max_pool, pack, unpack
-from driveprune.sparse.vector import LANES
+from driveprune.sparse.code import LANES
 from tests.sparse.literal import assert_near, convolved, floats, layer_of
 
 
@@ -45,6 +45,10 @@ def check(kept, layer, size, batch, seed):
     assert_near(unpack(kernel.output(packed, values, bias), batch, 4), expected)
     assert_near(unpack(kernel.input_gradient(back, values, tuple(size)), batch, 4), exact[0].grad)
     assert_near(kernel.weight_gradient(packed, back), exact[1].grad)
+    others = floats(*x.shape, seed=seed + 5)
+    assert_near(
+        unpack(kernel.input_gradient(back, values, tuple(size), plus=pack(others)), batch, 4), exact[0].grad + others
+    )
     plus = floats(*expected.shape, seed=seed + 4)
     found = kernel.output(packed, values, None, plus=pack(plus), relu=True)
     assert_near(unpack(found, batch, 4), (convolved(x, kept, values, None, layer) + plus).relu())
@@ -61,6 +65,13 @@ def test_forward_and_both_gradients(case):
 @given(cases())
 def test_forward_and_both_gradients_at_length(case):
     check(*case)
+
+
+@pytest.mark.parametrize("batch", [3 * LANES + 1, 4 * LANES])
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.5])  # in one group of inputs, in several
+def test_four_blocks_of_one_pixel(batch, density):
+    kept = torch.rand(30, 900, 1, 1, generator=torch.Generator().manual_seed(1)) < density
+    check(kept, layer_of(kept), (1, 1), batch, 5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import driveprune as dp
+from driveprune.sparse.code import LANES
 from driveprune.sparse.layers import SparseLayer
-from driveprune.sparse.vector import LANES
 from tests.nets import (
     DenseLike,
     InceptionLike,

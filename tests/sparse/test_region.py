@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driveprune as dp
+from driveprune.sparse.blocked import Kernel
 from driveprune.sparse.region import fused
 from driveprune.sparse.step import Step
 from tests.nets import DenseLike, InceptionLike, UNetLike
@@ -148,6 +149,45 @@ def test_calls_have_the_same_gradients(name):
     assert_same_gradients(sparse, exact, mask)
     for key, value in exact.named_buffers():
         assert_near(sparse.get_buffer(key), value)
+
+
+class Added(nn.Module):
+    """A layer whose input is added to its output, before or after a norm."""
+
+    def __init__(self, with_norm):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.other = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4) if with_norm else nn.Identity()
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        return self.norm(self.other(x)).add(x).relu()
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("density", [0.0, 0.7])
+def test_a_layer_plus_its_own_input(with_norm, density):
+    net = spoken(Added(with_norm).train())
+    mask = {"conv.weight": floats(4, 3, 3, 3) > 0, "other.weight": torch.rand(4, 4, 3, 3) < density}
+    sparse = dp.sparsify(net, mask, floats(2, 3, 7, 5), layers="sparse")
+    exact = masked(net, mask).double()
+    found, expected = sparse(floats(11, 3, 7, 5)), exact(floats(11, 3, 7, 5).double())
+    assert_near(found, expected)
+    slope = floats(*found.shape)
+    found.backward(slope)
+    expected.backward(slope.double())
+    assert_same_gradients(sparse, exact, mask)
+
+
+def test_no_gradient_of_the_networks_input_is_computed(monkeypatch):
+    net = Calls(INSIDE["both branches"])
+    mask = {each: floats(4, 3, 3, 3, seed=3) > 0.3 for each in ("conv.weight", "other.weight")}
+    sparse, called = dp.sparsify(net, mask, floats(2, 3, 7, 5), layers="sparse"), []
+    monkeypatch.setattr(Kernel, "input_gradient", lambda *a, **k: called.append(a))
+    sparse(floats(11, 3, 7, 5)).sum().backward()
+    assert not called
+    assert sparse.other.weight.grad.any()
 
 
 def test_sizes_that_meet_only_in_the_example():

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driveprune.sparse.tiling import RUNS, SIZES, Layer, _not_a_power, backward, blocks_for, forward
-from driveprune.sparse.vector import LANES, TILE
+from driveprune.sparse.code import LANES
+from driveprune.sparse.tiling import HALF, RUNS, SIZES, Layer, _not_a_power, backward, blocks_for, forward
+from driveprune.sparse.vector import TILE
 from tests.sparse.literal import layer_of
 
 
@@ -44,6 +45,16 @@ def written(tiling, blocks, channels, size):
                             assert rest < size[0] * size[1] * LANES  # in the plane of the first channel
                             counts[block, 0, rest // LANES] += 1
     return counts[:, 0]
+
+
+def test_four_blocks_of_one_pixel_take_weights_in_twos():
+    kept = torch.zeros(3, 8, 1, 1, dtype=torch.bool)
+    kept[0, [0, 1, 3, 4, 7]] = kept[2, [2, 5]] = True
+    tiling = forward(layer_of(kept), 1, 1, 4)
+    assert tiling.runs[:, 1].tolist() == [HALF]
+    assert tiling.starts.tolist() == [0, 4, 5, 5, 5, 7, 7]  # five weights, none, two: the fifth by itself
+    assert tiling.offsets.tolist() == [c * 4 * LANES for c in (0, 1, 3, 4, 7, 2, 5)]
+    assert forward(layer_of(kept), 1, 1, 3).runs[:, 1].tolist() == [RUNS.index(2), RUNS.index(1)]
 
 
 @settings(max_examples=120)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from driveprune.sparse import vector
-from driveprune.sparse.vector import FROM_BIAS, FROM_BIAS_AND_PLUS, FROM_OUTPUT, LANES, TILE, make_products, make_tile
+from driveprune.sparse import code, vector
+from driveprune.sparse.code import LANES
+from driveprune.sparse.vector import FROM_BIAS, FROM_BIAS_AND_PLUS, FROM_OUTPUT, TILE, make_products, make_tile
 from tests.sparse.literal import halves
 
 WIDTHS = (4, 8, 16)
@@ -56,6 +57,41 @@ def test_a_tile(width, run, stream):
             )
             assert np.array_equal(found, expected)  # halves and quarters: nothing is rounded
             assert not np.array_equal(found, before)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("bounds", [(0, 4, 5), (0, 0, 3), (1, 5, 5), (2, 2, 2)])
+def test_a_small_tile_takes_several_weights_at_once(width, ways, bounds):
+    tile = make_tile(1, 4, width=width, ways=ways)
+
+    @numba.njit
+    def call(x, offsets, values, bounds, inward, outward, out, step, start, bias, plus):
+        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, start, bias, plus, False, False)
+
+    x, before = halves(700, 1), halves(400, 2)
+    offsets, values = np.array([400, 3, 500, 90, 17], np.int32), halves(5, 3)
+    found, expected, step = before.copy(), before.copy(), 2 * width
+    where = np.zeros(1, np.int64)
+    call(x, offsets, values, bounds, where, where, found, step, FROM_BIAS, np.float32(0.5), before)
+    for t in range(4):
+        places = t * width + np.arange(width)
+        weights = range(bounds[0], bounds[2])
+        expected[t * step : t * step + width] = 0.5 + sum(values[j] * x[offsets[j] + places] for j in weights)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 11])
+def test_a_row_is_copied_and_nothing_else(count):
+    @numba.njit
+    def call(target, to, source, begin, count, ahead):
+        vector.copy_row(target, to, source, begin, count, ahead)
+
+    source, target = halves(200, 1), halves(200, 2)
+    expected = target.copy()
+    expected[5 : 5 + count * LANES] = source[17 : 17 + count * LANES]
+    call(target, 5, source, 17, count, 1_000_000)  # looking ahead beyond the end does no harm
+    assert np.array_equal(target, expected)
 
 
 def test_a_tile_without_weights_is_its_start():
@@ -211,5 +247,5 @@ def test_a_gradient_is_routed_once():
 
 
 def test_the_width_is_one_that_is_known():
-    assert vector.lanes() in WIDTHS
-    assert vector.lanes() == LANES
+    assert code.lanes() in WIDTHS
+    assert code.lanes() == LANES

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
 from driveprune.sparse.blocked import STREAM_BYTES, pooled
+from driveprune.sparse.code import LANES
 from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
 from driveprune.sparse.tiling import Ints, Tiling, forward
-from driveprune.sparse.vector import LANES
 
 PIECE = 50_000
 """Numbers that are worth being a piece of work of their own, in steps that only move them."""

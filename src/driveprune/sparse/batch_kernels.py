@@ -5,10 +5,11 @@ from __future__ import annotations
 from numba import prange
 
 from driveprune.compiled import compiled
+from driveprune.sparse.code import LANES
 from driveprune.sparse.kernels import correlate_blocks, max_pool_plane, scale_plane
 from driveprune.sparse.team import report, take, wait
 from driveprune.sparse.tiling import SIZES
-from driveprune.sparse.vector import FROM_BIAS, FROM_BIAS_AND_PLUS, LANES, copy_vector
+from driveprune.sparse.vector import FROM_BIAS, FROM_BIAS_AND_PLUS, copy_vector
 
 LAYER, AFFINE, MAX_POOL, MEAN, COPY = range(5)
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from driveprune.compact import SameDropout
 from driveprune.compiled import threads, use_threads
+from driveprune.noise import dropout_of_ones
 from driveprune.sparse import kernels
+from driveprune.sparse.code import LANES
 from driveprune.sparse.memory import Floats, empty
 from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
-from driveprune.sparse.vector import LANES
 
 STREAM_BYTES = 2_000_000
 """Larger tensors are written past the caches."""
@@ -91,10 +93,12 @@ class Kernel:
         self._correlate(forward, size, x, values, bias, out, plus, relu)
         return out
 
-    def input_gradient(self, slope: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
-        """The gradient of the layer's input, of a size, from that of its output."""
+    def input_gradient(
+        self, slope: Tensor, values: Tensor, size: tuple[int, int], *, plus: Tensor | None = None
+    ) -> Tensor:
+        """The gradient of the layer's input, of a size, from that of its output; plus another tensor."""
         out = empty(slope.shape[0], self.layer.inputs, *size, LANES)
-        self._correlate(backward, size, slope, values, None, out, None, False)
+        self._correlate(backward, size, slope, values, None, out, plus, False)
         return out
 
     def _correlate(
@@ -102,6 +106,10 @@ class Kernel:
         plus: Tensor | None, relu: bool,
     ) -> None:  # fmt: skip
         check_kind(values)
+        if not len(values):
+            _constant(out, bias, plus, relu)
+            return
+        whole_lines = make is forward or self.layer.stride[1] == 1  # not every other vector
         given = np.zeros(out.shape[1], np.float32) if bias is None else flat(bias)
         count = threads()
         for first, jobs, tiling in self.pieces(make, size, (out.shape[2], out.shape[3]), out.shape[0]):
@@ -110,7 +118,7 @@ class Kernel:
             run(
                 kernels.correlate, x, out, out if plus is None else plus, plus is not None, weights, given, first,
                 jobs, -(-count // jobs), tiling.sizes, tiling.bands, tiling.runs, tiling.inward, tiling.outward,
-                tiling.aside, tiling.starts, tiling.offsets, scratch, relu, streams(out),
+                tiling.aside, tiling.starts, tiling.offsets, scratch, relu, streams(out) and whole_lines,
             )  # fmt: skip
 
     def pieces(
@@ -126,6 +134,8 @@ class Kernel:
 
     def weight_gradient(self, x: Tensor, slope: Tensor) -> Tensor:
         """The gradient of the kept values."""
+        if not len(self.layer.places):
+            return x.new_empty(0)
         count = threads()
         total: Tensor | None = None
         for first, jobs, tiling in self.pieces(
@@ -144,6 +154,15 @@ class Kernel:
         return total
 
 
+def _constant(out: Tensor, bias: Tensor | None, plus: Tensor | None, relu: bool) -> None:
+    """The output of a layer that has no weights left."""
+    out.zero_() if bias is None else out.copy_(bias.detach().view(1, -1, 1, 1, 1).expand_as(out))
+    if plus is not None:
+        out.add_(plus.detach())
+    if relu:
+        out.relu_()
+
+
 def _scratch(count: int, tiling: Tiling) -> Floats:
     """A scratch for each thread, in lines of the cache of its own."""
     found: Floats = empty(count, -(-tiling.scratch // 16) * 16).numpy()
@@ -151,21 +170,31 @@ def _scratch(count: int, tiling: Tiling) -> Floats:
 
 
 class _Convolve(Function):
+    """A layer; and its input for others, whose gradients come back through here and are added on the way."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel, relu: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel, relu: bool
+    ) -> tuple[Tensor, Tensor]:
         out = kernel.output(x, values, bias, relu=relu)
         ctx.save_for_backward(x, values, out if relu else None)
         ctx.kernel, ctx.relu, ctx.has_bias = kernel, relu, bias is not None
-        return out
+        ctx.set_materialize_grads(False)
+        return out, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, slope: Tensor | None, others: Tensor | None) -> tuple[Tensor | None, ...]:
         x, values, out = ctx.saved_tensors
+        if slope is None:  # nobody used the output
+            return others, None, None, None, None
         slope, dbias = slope.contiguous(), None
         if ctx.relu or (ctx.has_bias and ctx.needs_input_grad[2]):
             slope, dbias = _clip_backward(slope, out)
-        dx = ctx.kernel.input_gradient(slope, values, (x.shape[2], x.shape[3])) if ctx.needs_input_grad[0] else None
+        dx = others if ctx.needs_input_grad[0] else None
+        if ctx.needs_input_grad[0] and (len(values) or others is None):
+            plus = None if others is None else others.contiguous()
+            dx = ctx.kernel.input_gradient(slope, values, (x.shape[2], x.shape[3]), plus=plus)
         dvalues = ctx.kernel.weight_gradient(x, slope) if ctx.needs_input_grad[1] else None
         return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None
 
@@ -186,7 +215,14 @@ def _planes(x: Tensor) -> tuple[int, int, int]:
 
 def convolve(x: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel, *, relu: bool = False) -> Tensor:
     """A sparse convolution, or linear layer, of a blocked tensor."""
-    found: Tensor = _Convolve.apply(x.contiguous(), values, bias, kernel, relu)  # type: ignore[no-untyped-call]
+    return convolve_and_pass(x, values, bias, kernel, relu=relu)[0]
+
+
+def convolve_and_pass(
+    x: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel, *, relu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The same, and the input for others to use: their gradients are then added without a pass of its own."""
+    found: tuple[Tensor, Tensor] = _Convolve.apply(x.contiguous(), values, bias, kernel, relu)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -196,26 +232,20 @@ class _Normalise(Function):
         ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, plus: Tensor | None, means: Tensor, variances: Tensor,
         eps: float, last: int, relu: bool, training: bool,
     ) -> Tensor:  # fmt: skip
-        inverse = (variances + eps).rsqrt()
-        scale = weight * inverse
-        shift = bias - means * scale
         out = empty(*y.shape)
         blocks, channels, plane = _planes(y)
-        other = y if plus is None else plus
-        run(
-            kernels.normalise,
-            y,
-            other,
-            plus is not None,
-            scale,
-            shift,
-            out,
-            blocks,
-            channels,
-            plane,
-            relu,
-            streams(out),
-        )
+        given = y, y if plus is None else plus, plus is not None
+        if training:  # means and variances are found
+            inverse, scale, shift = (torch.empty_like(means) for _ in range(3))
+            run(
+                kernels.normalise_batch, *given, weight, bias, eps, out, means, variances, inverse, scale, shift,
+                blocks, channels, plane, last, relu, streams(out),
+            )  # fmt: skip
+        else:
+            inverse = (variances + eps).rsqrt()
+            scale = weight * inverse
+            shift = bias - means * scale
+            run(kernels.normalise, *given, scale, shift, out, blocks, channels, plane, relu, streams(out))
         ctx.save_for_backward(y, weight, means, inverse, scale, shift, out if relu and plus is not None else None)
         ctx.has_plus, ctx.last, ctx.relu, ctx.training = plus is not None, last, relu, training
         return out
@@ -248,23 +278,16 @@ def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = N
     numbers = count * y.shape[2] * y.shape[3]
     if own and numbers < 2:
         raise ValueError("batch normalisation in training needs more than one value for each channel")
-    means, variances = _moments(y, last) if own else (norm.running_mean, norm.running_var)
+    means, variances = (y.new_empty(y.shape[1]) for _ in range(2)) if own else (norm.running_mean, norm.running_var)
     assert means is not None
     assert variances is not None
-    if norm.training and norm.running_mean is not None:
-        _follow(norm, means, variances, numbers)
     ones = torch.ones_like(means) if norm.weight is None else norm.weight
     zeros = torch.zeros_like(means) if norm.bias is None else norm.bias
     other = None if plus is None else plus.contiguous()
     found: Tensor = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
+    if norm.training and norm.running_mean is not None:
+        _follow(norm, means, variances, numbers)
     return found
-
-
-def _moments(y: Tensor, last: int) -> tuple[Tensor, Tensor]:
-    means, variances = y.new_empty(y.shape[1]), y.new_empty(y.shape[1])
-    blocks, channels, plane = _planes(y)
-    run(kernels.moments, y, means, variances, blocks, channels, plane, last)
-    return means, variances
 
 
 @torch.no_grad()
@@ -329,7 +352,6 @@ def flatten(x: Tensor) -> Tensor:
 
 def dropout(x: Tensor, module: nn.Module, count: int, dims: int) -> Tensor:
     """The noise of a dropout module, drawn as for ordinary tensors: the same random numbers."""
-    noise = module(
-        torch.ones(count, *x.shape[1:4], dtype=x.dtype).flatten(1) if dims == 2 else torch.ones(count, *x.shape[1:4])
-    )
+    shape = (count, *x.shape[1:4])[:dims]
+    noise = module(x.new_ones(shape)) if isinstance(module, SameDropout) else dropout_of_ones(module, shape, x)
     return x * pack(noise)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.blocked import pooled
+from driveprune.sparse.code import LANES
 from driveprune.sparse.flat_kernels import (
     ADD,
     AFFINE,
@@ -37,7 +38,6 @@ from driveprune.sparse.memory import Floats
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
 from driveprune.sparse.tiling import Ints, Layer
-from driveprune.sparse.vector import LANES
 
 ROOM = 16 * LANES
 """Numbers that may be read behind the end, beside a row: a kernel reaches less far to the right than that."""

@@ -7,9 +7,10 @@ import numpy as np
 from numba import prange
 
 from driveprune.compiled import compiled
+from driveprune.sparse.code import LANES
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
 from driveprune.sparse.team import report, take, wait
-from driveprune.sparse.vector import LANES, halve_vectors
+from driveprune.sparse.vector import halve_vectors
 
 SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
 

@@ -12,15 +12,16 @@ import numpy as np
 from numba import prange
 
 from driveprune.compiled import compiled
-from driveprune.sparse.tiling import SIZES
+from driveprune.sparse.code import LANES
+from driveprune.sparse.tiling import HALF, SIZES
 from driveprune.sparse.vector import (
     FROM_BIAS,
     FROM_BIAS_AND_PLUS,
     FROM_OUTPUT,
-    LANES,
     TILE,
     clear_vector,
     clip_slope,
+    copy_row,
     copy_vector,
     deviations,
     make_finish,
@@ -50,6 +51,7 @@ from driveprune.sparse.vector import (
 
 _tile_1x8, _tile_2x4, _tile_4x2, _tile_8x1 = (make_tile(TILE // run, run) for run in (8, 4, 2, 1))
 _finish_1x8, _finish_2x4, _finish_4x2, _finish_8x1 = (make_finish(TILE // run, run) for run in (8, 4, 2, 1))
+_tile_1x4, _finish_1x4 = (make(1, 4, ways=2) for make in (make_tile, make_finish))
 _products_1x8, _products_2x4, _products_4x2, _products_8x1 = (make_products(TILE // run, run) for run in (8, 4, 2, 1))
 
 
@@ -87,8 +89,7 @@ def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
                 elif stride == 1:
                     for q in range(low):
                         clear_vector(scratch, to + q * LANES)
-                    for q in range(low, high):
-                        copy_vector(scratch, to + q * LANES, x, begin + q * LANES)
+                    copy_row(scratch, to + low * LANES, x, begin + low * LANES, high - low, height * width * LANES)
                     for q in range(high, columns):
                         clear_vector(scratch, to + q * LANES)
                 else:
@@ -112,8 +113,12 @@ def _tile(kind, x, weights, bounds, table, place, out, base, step, start, bias, 
         _tile_4x2(
             x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
         )
-    else:
+    elif kind == 3:
         _tile_8x1(
+            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+        )
+    else:
+        _tile_1x4(
             x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
         )
 
@@ -135,8 +140,12 @@ def _finish(kind, x, at, weights, bounds, table, place, out, base, step, plus, h
         _finish_4x2(
             x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
         )
-    else:
+    elif kind == 3:
         _finish_8x1(
+            x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
+        )
+    else:
+        _finish_1x4(
             x, at, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream
         )
 
@@ -218,7 +227,7 @@ def _products(kind, x, offsets, begin, end, table, place, slope, base, step, sum
     inward, outward, counted = table
     if kind == 0:
         _products_1x8(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
-    elif kind == 1:
+    elif kind in (1, HALF):
         _products_2x4(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
     elif kind == 2:
         _products_4x2(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
@@ -283,30 +292,37 @@ def add_up(sums, slots, out):
         out[j] = total
 
 
-@compiled(parallel=True)
-def moments(y, means, variances, blocks, channels, plane, last):
-    """Mean and variance of each channel over all images; `last` lanes of the last block are images."""
-    count = ((blocks - 1) * LANES + last) * (plane // LANES)
-    whole = blocks if last == LANES else blocks - 1
+@compiled()
+def _moments(y, c, blocks, channels, plane, last):
+    """Mean and variance of a channel over all images: of each plane while it is in the cache, joined to the others'.
+
+    `last` lanes of the last block are images.
+    """
     zero = np.float32(0.0)
-    for c in prange(channels):
-        total, squares = 0.0, 0.0
-        rest = (whole * channels + c) * plane
-        for b in range(whole):
-            total += deviations(y, y, y, y, (b * channels + c) * plane, plane, zero, zero, zero, zero, zero, False)[0]
-        for k in range(plane if whole < blocks else 0):
-            if k % LANES < last:
-                total += y[rest + k]
-        mean = np.float32(total / count)
-        for b in range(whole):
-            squares += deviations(y, y, y, y, (b * channels + c) * plane, plane, mean, zero, zero, zero, zero, False)[
-                1
-            ]
-        for k in range(plane if whole < blocks else 0):
-            if k % LANES < last:
-                squares += (y[rest + k] - mean) * (y[rest + k] - mean)
-        means[c] = mean
-        variances[c] = squares / count
+    count, mean, squares = 0, 0.0, 0.0
+    for b in range(blocks):
+        base = (b * channels + c) * plane
+        if b < blocks - 1 or last == LANES:
+            many = plane
+            near = np.float32(deviations(y, y, y, y, base, plane, zero, zero, zero, zero, zero, False)[0] / many)
+            rest, own = deviations(y, y, y, y, base, plane, near, zero, zero, zero, zero, False)
+        else:
+            many = plane // LANES * last
+            total, rest, own = 0.0, 0.0, 0.0
+            for k in range(plane):
+                total += y[base + k] if k % LANES < last else zero
+            near = np.float32(total / many)
+            for k in range(plane):
+                if k % LANES < last:
+                    rest += y[base + k] - near
+                    own += (y[base + k] - near) * (y[base + k] - near)
+        here = near + rest / many
+        own -= rest * (rest / many)
+        both = count + many
+        squares += own + (here - mean) * (here - mean) * count * many / both
+        mean += (here - mean) * many / both
+        count = both
+    return mean, squares / count
 
 
 @compiled()
@@ -322,6 +338,22 @@ def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu, stream):
         scale_relu(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
     else:
         scale(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
+
+
+@compiled(parallel=True)
+def normalise_batch(
+    y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, plane,
+    last, relu, stream,
+):  # fmt: skip
+    """`normalise` by the batch's own moments, which are found on the way."""
+    for c in prange(channels):
+        mean, variance = _moments(y, c, blocks, channels, plane, last)
+        means[c], variances[c] = mean, variance
+        inverse[c] = 1.0 / np.sqrt(variance + eps)
+        scales[c] = weight[c] * inverse[c]
+        shifts[c] = bias[c] - means[c] * scales[c]
+        for b in range(blocks):
+            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
 
 
 @compiled(parallel=True)

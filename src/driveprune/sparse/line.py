@@ -8,15 +8,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from driveprune.sparse.vector import LANES, Code
+from driveprune.sparse.code import I64, LANES, Code
 
 SUMS = 12
 """Vectors of sums that stay in registers."""
 
 PAIR_SUMS = 10
 """The same for two outputs: their weights and a vector of the input need registers, too."""
-
-_I64 = ir.IntType(64)
 
 
 def ways(vectors: int, outputs: int) -> int:
@@ -56,7 +54,8 @@ def make_line(vectors: int, outputs: int, width: int = LANES) -> Any:
             for number in range(outputs):
                 place, bias = code.at(base, targets[number]), code.splat(biases[number])
                 mine = [builder.fadd(total, bias) for total in sums[number]]
-                mine = _plus(code, mine, code.at(base, targets[2 + number]), has_plus)
+                other = code.at(base, targets[2 + number])
+                mine = code.added_if(has_plus, mine, [code.at(other, v * width) for v in range(vectors)])
                 for v, value in enumerate(mine):
                     clipped = builder.select(relu, code.positive(value, value), value)
                     code.store(_inside(code, clipped, code.at(masks, v * width)), code.at(place, v * width))
@@ -71,68 +70,26 @@ def _sums(
     code: Code, source: Any, offsets: Any, low: Any, high: Any, weights: Any, vectors: int, outputs: int, several: int
 ) -> list[list[Any]]:
     """Sums of products: for each output its vectors."""
-    builder, zero = code.builder, code.splat(ir.Constant(ir.FloatType(), 0.0))
-    before = builder.block
-    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
-    builder.position_at_end(loop)
-    j = builder.phi(_I64)
-    j.add_incoming(low, before)
-    count = several * outputs * vectors
-    phis = [builder.phi(code.vector) for _ in range(count)]
-    new: list[Any] = []
-    first = builder.mul(builder.sub(j, low), _I64(outputs))
-    for way in range(several):
-        offset = builder.sext(builder.load(code.at(offsets, j, way)), _I64)
-        mine = [code.splat(builder.load(code.at(weights, first, way * outputs + o))) for o in range(outputs)]
-        sums = phis[way * outputs * vectors : (way + 1) * outputs * vectors]
-        for v in range(vectors):  # few vectors are in registers beside the sums
-            loaded = code.load(code.at(source, offset, v * code.width))
-            for o, weight in enumerate(mine):
-                sums[o * vectors + v] = code.fma(weight, loaded, sums[o * vectors + v])
-        new += sums
-    following = builder.add(j, _I64(several))
-    j.add_incoming(following, loop)
-    for phi, value in zip(phis, new, strict=True):
-        phi.add_incoming(zero, before)
-        phi.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
-    builder.position_at_end(done)
-    ends = []
-    for value in new:
-        end = builder.phi(code.vector)
-        end.add_incoming(zero, before)
-        end.add_incoming(value, loop)
-        ends.append(end)
+    builder, count = code.builder, several * outputs * vectors
+
+    def body(j: Any, before: list[Any]) -> list[Any]:
+        new: list[Any] = []
+        first = builder.mul(builder.sub(j, low), I64(outputs))
+        for way in range(several):
+            offset = builder.sext(builder.load(code.at(offsets, j, way)), I64)
+            mine = [code.splat(builder.load(code.at(weights, first, way * outputs + o))) for o in range(outputs)]
+            sums = before[way * outputs * vectors : (way + 1) * outputs * vectors]
+            for v in range(vectors):  # few vectors are in registers beside the sums
+                loaded = code.load(code.at(source, offset, v * code.width))
+                for o, weight in enumerate(mine):
+                    sums[o * vectors + v] = code.fma(weight, loaded, sums[o * vectors + v])
+            new += sums
+        return new
+
+    ends = code.loop(low, high, several, [code.zero()] * count, body)
     size = outputs * vectors
-    totals = [_added(code, ends[place::size]) for place in range(size)]
+    totals = [code.added(ends[place::size]) for place in range(size)]
     return [totals[o * vectors : (o + 1) * vectors] for o in range(outputs)]
-
-
-def _added(code: Code, parts: list[Any]) -> Any:
-    """The sum of vectors, in pairs."""
-    while len(parts) > 1:
-        parts = [code.builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
-
-
-def _plus(code: Code, values: list[Any], pointer: Any, has_plus: Any) -> list[Any]:
-    """Values plus those at a place, if there are some."""
-    builder = code.builder
-    before = builder.block
-    add, done = builder.append_basic_block("add"), builder.append_basic_block("added")
-    builder.cbranch(has_plus, add, done)
-    builder.position_at_end(add)
-    more = [builder.fadd(value, code.load(code.at(pointer, v * code.width))) for v, value in enumerate(values)]
-    builder.branch(done)
-    builder.position_at_end(done)
-    found = []
-    for value, larger in zip(values, more, strict=True):
-        phi = builder.phi(code.vector)
-        phi.add_incoming(value, before)
-        phi.add_incoming(larger, add)
-        found.append(phi)
-    return found
 
 
 def _inside(code: Code, value: Any, mask: Any) -> Any:

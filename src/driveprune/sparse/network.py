@@ -204,8 +204,8 @@ class SparseNetwork(nn.Module):
             if node.op == "placeholder":
                 known[node] = next(given)
                 continue
-            values = tuple(_resolved(each, known) for each in node.args)
-            named = {name: _resolved(each, known) for name, each in node.kwargs.items()}
+            values = tuple([_resolved(each, known) for each in node.args])
+            named = {name: _resolved(each, known) for name, each in node.kwargs.items()} if node.kwargs else {}
             if node.op == "output":
                 return values[0]
             known[node] = self._value(node, values, named)
@@ -220,13 +220,21 @@ class SparseNetwork(nn.Module):
                 return found[0] if len(found) == 1 else found
             if region is not None:
                 return self._run(self.parts[target], args)
-            return self.get_submodule(target)(*args, **kwargs)
+            return _part(self, target)(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         if node.op == "get_attr":
             path, _, name = str(target).rpartition(".")
-            return getattr(self.get_submodule(path), name)
+            return getattr(_part(self, path), name)
         return target(*args, **kwargs)
+
+
+def _part(net: nn.Module, path: str) -> nn.Module:
+    """What `get_submodule` finds, without its checks, which take longer than small layers."""
+    found = net
+    for name in path.split(".") if path else ():
+        found = found._modules[name]  # type: ignore[assignment]
+    return found
 
 
 def _resolved(argument: Any, known: Mapping[fx.Node, Any]) -> Any:

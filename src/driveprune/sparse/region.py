@@ -20,11 +20,11 @@ from driveprune.compact import SameDropout
 from driveprune.compiled import threads
 from driveprune.sparse import blocked
 from driveprune.sparse.batch import BatchRegion
+from driveprune.sparse.code import LANES
 from driveprune.sparse.flat import FlatRegion
 from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.step import Step, UnknownStepError
-from driveprune.sparse.vector import LANES
 
 Shapes = Mapping[str, torch.Size]
 """Node's name -> the shape of its value for the example, if it is a float32 tensor of 2 or 4 dimensions."""
@@ -275,19 +275,25 @@ def _inferred(step: Step, folded: Folded, known: Mapping[str, Tensor]) -> Tensor
     return out.relu() if step.relu else out
 
 
-def done(step: Step, known: Mapping[str, Tensor], count: int) -> Tensor:
-    """What a step computes, in a way that autograd can go back."""
+def done(step: Step, known: dict[str, Tensor], count: int) -> Tensor:
+    """What a step computes, in a way that autograd can go back.
+
+    Who needs the input of a layer later gets it from the layer.
+    """
     x = known[step.inputs[0]]
-    plus = None if step.plus is None else known[step.plus]
     match step.kind:
         case "layer":
             assert isinstance(step.module, SparseLayer)
-            alone = step.norm is None and plus is None
+            alone = step.norm is None and step.plus is None
             layer = step.module
-            x = blocked.convolve(x, layer.weight, layer.bias, layer.kernel, relu=step.relu and alone)
-            return x if alone else _finished(x, step, plus, count)
+            out, passed = blocked.convolve_and_pass(
+                x, layer.weight, layer.bias, layer.kernel, relu=step.relu and alone
+            )
+            if x.requires_grad:
+                known[step.inputs[0]] = passed
+            return out if alone else _finished(out, step, known, count)
         case "norm" | "relu":
-            return _finished(x, step, plus, count)
+            return _finished(x, step, known, count)
         case "add":
             return x + known[step.inputs[1]]
         case "cat":
@@ -307,8 +313,9 @@ def done(step: Step, known: Mapping[str, Tensor], count: int) -> Tensor:
     return x
 
 
-def _finished(x: Tensor, step: Step, plus: Tensor | None, count: int) -> Tensor:
+def _finished(x: Tensor, step: Step, known: Mapping[str, Tensor], count: int) -> Tensor:
     """Normalisation, sum and ReLU after a layer."""
+    plus = None if step.plus is None else known[step.plus]
     if step.norm is not None and (plus is None or plus.shape == x.shape):
         return blocked.normalise(x, step.norm, count, plus=plus, relu=step.relu)
     if step.norm is not None:

@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from driveprune.sparse.vector import LANES, TILE
+from driveprune.sparse.code import LANES
+from driveprune.sparse.vector import TILE
 
 Ints = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
@@ -31,6 +32,9 @@ LEAST_WEIGHTS = 15
 
 RUNS = (8, 4, 2, 1)
 """How many vectors lie side by side in a tile of each kind; the rest of the eight are other stretches."""
+
+HALF = len(RUNS)
+"""The kind of a tile of four vectors, for which weights are taken in twos: all there is of 32 images of one pixel."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,8 @@ class Tiling:
     counted: npt.NDArray[np.float32]
     """1 for each stretch of a tile, 0 for a repetition that fills it up."""
     starts: Ints
-    """Where the kept weights of (class, group, output) begin in `offsets`, and where those of them do that have no
-    neighbour: the others come in twos, whose inputs lie side by side."""
+    """Where the kept weights of (class, group, output) begin in `offsets`, and where those of them do that are taken
+    one by one: the others come in twos, whose inputs lie side by side (anywhere for tiles of kind `HALF`)."""
     offsets: Offsets
     order: Ints | None
     """Which value each offset belongs to; None if they are in order."""
@@ -215,6 +219,7 @@ def _tiling(
     """
     outputs, inputs = channels
     across = size == out == stride == (1, 1) and reach == before == (0, 0)
+    half = across and blocks == TILE // 2
     columns = grid[1] + reach[1]
     row_pitch = stride[1] * columns * LANES
     rows = _rows_at_a_time(inputs, grid, stride[0], reach[0], row_pitch * blocks)
@@ -222,7 +227,7 @@ def _tiling(
     block_pitch = LANES if across else deep * row_pitch
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
-    tiles = _Tiles(across, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
+    tiles = _Tiles(across, half, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
     bands = []
     for first in range(0, grid[0], rows):
         begin = len(tiles.runs)
@@ -231,7 +236,7 @@ def _tiling(
         bands.append((first * stride[0] - before[0], begin, len(tiles.runs)))
     groups = _groups(inputs, len(to), outputs, reach, stride, grid[1])
     starts, offsets, order = _weights(
-        classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES
+        classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half
     )
     known = {
         "inputs": inputs, "height": size[0], "width": size[1], "outputs": outputs,
@@ -284,7 +289,7 @@ def _groups(
 
 def _weights(
     classes: list[_Class], to: Ints, source: Ints, outputs: int, inputs: int, groups: int, channel_pitch: int,
-    row_pitch: int, remainder_pitch: int,
+    row_pitch: int, remainder_pitch: int, half: bool,
 ) -> tuple[Ints, Offsets, Ints | None]:  # fmt: skip
     """Kept weights by class, group of inputs and output."""
     keys, offsets, order = [], [], []
@@ -299,7 +304,7 @@ def _weights(
     sorting = np.lexsort((offset, key))
     count = len(classes) * groups * outputs
     key, offset = key[sorting], offset[sorting]
-    paired = _paired(key, offset)
+    paired = _in_twos(np.append(key[1:] == key[:-1], False)[: len(key)]) if half else _neighbours(key, offset)
     by_twos = np.lexsort((np.arange(len(key)), ~paired, key))
     found = all_weights[sorting][by_twos]
     starts = np.searchsorted(key, np.arange(count + 1))
@@ -309,12 +314,16 @@ def _weights(
     return both.astype(np.int64), offset[by_twos].astype(np.int32), None if in_order else found
 
 
-def _paired(key: Ints, offset: Ints) -> npt.NDArray[np.bool_]:
+def _neighbours(key: Ints, offset: Ints) -> npt.NDArray[np.bool_]:
     """Which weights, sorted by key and offset, are one of two neighbours."""
-    after = np.append((key[1:] == key[:-1]) & (offset[1:] == offset[:-1] + LANES), False)[: len(key)]
-    begins = np.flatnonzero(~np.append(False, after[:-1])[: len(key)])  # of stretches of neighbours
-    lengths = np.diff(np.append(begins, len(key)))
-    within = np.arange(len(key)) - np.repeat(begins, lengths)
+    return _in_twos(np.append((key[1:] == key[:-1]) & (offset[1:] == offset[:-1] + LANES), False)[: len(key)])
+
+
+def _in_twos(joined: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which of a row are one of two, if some are joined with the one after them."""
+    begins = np.flatnonzero(~np.append(False, joined[:-1])[: len(joined)])
+    lengths = np.diff(np.append(begins, len(joined)))
+    within = np.arange(len(joined)) - np.repeat(begins, lengths)
     return within < np.repeat(lengths // 2 * 2, lengths)
 
 
@@ -322,10 +331,10 @@ class _Tiles:
     """Collects the tiles of an output."""
 
     def __init__(
-        self, across: bool, block_pitch: int, row_pitch: int, outputs: int, out: tuple[int, int], blocks: int,
-        scale: tuple[int, int],
+        self, across: bool, half: bool, block_pitch: int, row_pitch: int, outputs: int, out: tuple[int, int],
+        blocks: int, scale: tuple[int, int],
     ) -> None:  # fmt: skip
-        self._across, self._block_pitch, self._row_pitch = across, block_pitch, row_pitch
+        self._across, self._half, self._block_pitch, self._row_pitch = across, half, block_pitch, row_pitch
         self._out, self._blocks, self._scale = out, blocks, scale
         self._out_block = outputs * out[0] * out[1] * LANES
         self.runs: list[tuple[int, ...]] = []
@@ -372,4 +381,4 @@ class _Tiles:
             self.inward.append([inward for inward, _ in some] + [0] * (TILE - size))
             self.outward.append([outward for _, outward in some] + [0] * (TILE - size))
             self.aside.append([a * (TILE // size) * LANES for a in range(TILE)])
-        self.runs.append((number, kind, begin, len(self.inward)))
+        self.runs.append((number, HALF if self._half else kind, begin, len(self.inward)))

@@ -10,126 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from driveprune.sparse.code import FLOAT, I32, I64, LANES, Code
 
 TILE = 8
 """Vectors in a tile: as many sums as it takes to keep two multiply-adds a cycle going, and registers are left."""
+
+LINE = 16
+"""Numbers in a line of the cache."""
+
+WAYS = 4
+"""Vectors that a loop takes at a time, so that its sums do not wait for each other."""
 
 FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS = 0, 1, 2
 """Where the sums of a tile start: what the output holds, the bias, or the bias and another tensor."""
 
 
-def lanes() -> int:
-    """How many float32 numbers a vector of this machine has: 16 (AVX-512), 8 (AVX2) or 4 (NEON, SSE)."""
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 16
-    return 8 if features.get("avx2") and features.get("fma") else 4
-
-
-LANES = lanes()
-
-_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-
-
-class Code:
-    """Shorthands for the instructions that the loops are made of."""
-
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any, width: int) -> None:
-        self.context, self.builder, self.signature, self.args = context, builder, signature, args
-        self.vector = ir.VectorType(_FLOAT, width)
-        self.width = width
-        function = ir.FunctionType(self.vector, [self.vector] * 3)
-        self._fma = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            builder.module, function, f"llvm.fma.v{width}f32"
-        )
-
-    def data(self, number: int) -> Any:
-        """The address of an argument that is an array."""
-        return self.data_of(self.signature.args[number], self.args[number])
-
-    def data_of(self, kind: Any, array: Any) -> Any:
-        """The address of an array."""
-        proxy = cgutils.create_struct_proxy(kind)  # type: ignore[no-untyped-call]
-        return proxy(self.context, self.builder, value=array).data
-
-    def unpacked(self, value: Any) -> Any:
-        """The members of a tuple."""
-        return cgutils.unpack_tuple(self.builder, value)  # type: ignore[no-untyped-call]
-
-    def at(self, pointer: Any, *places: Any) -> Any:
-        """An address, so many numbers further."""
-        for place in places:
-            pointer = self.builder.gep(pointer, [_I64(place) if isinstance(place, int) else place])
-        return pointer
-
-    def load(self, pointer: Any, vector: Any = None) -> Any:
-        """The vector at an address."""
-        return self.builder.load(self.builder.bitcast(pointer, (vector or self.vector).as_pointer()), align=4)
-
-    def store(self, value: Any, pointer: Any) -> None:
-        """A vector to an address."""
-        self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
-
-    def store_all(self, values: list[Any], pointers: list[Any], stream: Any) -> None:
-        """Vectors to their addresses; past the caches if `stream`: for what is not read again soon.
-
-        Addresses are multiples of a vector's size.
-        """
-        with self.builder.if_else(stream) as (past, through):
-            with past:
-                hint = self.builder.module.add_metadata([_I32(1)])
-                for value, pointer in zip(values, pointers, strict=True):
-                    place = self.builder.bitcast(pointer, value.type.as_pointer())
-                    self.builder.store(value, place, align=4 * self.width).set_metadata("nontemporal", hint)
-            with through:
-                for value, pointer in zip(values, pointers, strict=True):
-                    self.store(value, pointer)
-
-    def splat(self, number: Any) -> Any:
-        """A vector of the same number."""
-        undefined = ir.Constant(self.vector, ir.Undefined)
-        first = self.builder.insert_element(undefined, number, _I32(0))
-        return self.shuffle(first, undefined, [0] * self.width)
-
-    def shuffle(self, a: Any, b: Any, order: list[int]) -> Any:
-        """Lanes of two vectors in an order."""
-        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(order)), order))
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """The product of two vectors plus a third, rounded once."""
-        return self.builder.call(self._fma, [a, b, c])
-
-    def positive(self, condition: Any, value: Any) -> Any:
-        """The value where the condition is above zero (or no number), else zero."""
-        zero = self.splat(ir.Constant(_FLOAT, 0.0))
-        return self.builder.select(self.builder.fcmp_unordered(">", condition, zero), value, zero)
-
-    def four_sums(self, vectors: list[Any]) -> Any:
-        """The sums of the lanes of four vectors, as one vector of four."""
-        add, width = self.builder.fadd, self.width
-        while width > 4:
-            width //= 2
-            low, high = list(range(width)), list(range(width, 2 * width))
-            vectors = [add(self.shuffle(v, v, low), self.shuffle(v, v, high)) for v in vectors]
-        pairs = []
-        for a, b in (vectors[:2], vectors[2:]):
-            pairs.append(add(self.shuffle(a, b, [0, 4, 1, 5]), self.shuffle(a, b, [2, 6, 3, 7])))
-        first, second = pairs
-        return add(self.shuffle(first, second, [0, 1, 4, 5]), self.shuffle(first, second, [2, 3, 6, 7]))
-
-
-def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
+def make_tile(stretches: int, run: int, width: int = LANES, ways: int = 1) -> Any:
     """The sums of one output over one tile.
 
     tile(x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream):
 
     out[t] = start + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], for each vector t of the
     tile; x's places are inward[place + a] + b vectors, out's are base + outward[place + a] + b steps. The bounds are
-    (low, middle, high): weights before the middle come in twos, of which the second's offset is a vector further.
+    (low, middle, high): weights before the middle come in twos, of which the second's offset is a vector further; or,
+    in a small tile, as many at a time as there are `ways`, anywhere, so that its few sums do not wait for each other.
     """
 
     @intrinsic
@@ -154,7 +62,7 @@ def make_tile(stretches: int, run: int, width: int = LANES) -> Any:
                 code, _places(code, code.at(code.data(12), base), code.data(5), place, stretches), step, run
             )
             first = _first(code, results, others, start, code.splat(bias))
-            sums = _products_added(code, code.data(1), code.data(2), args[3], sources, run, first)
+            sums = _products_added(code, code.data(1), code.data(2), args[3], sources, run, first, ways)
             clipped = [builder.select(relu, code.positive(value, value), value) for value in sums]
             code.store_all(clipped, results, args[14])
             return context.get_dummy_value()
@@ -186,8 +94,8 @@ def _first(code: Code, results: list[Any], others: list[Any], start: Any, bias: 
     blocks = [builder.append_basic_block(name) for name in ("output", "plus", "bias", "begin")]
     output, plus, only_bias, begin = blocks
     switch = builder.switch(start, only_bias)
-    switch.add_case(_I64(FROM_OUTPUT), output)
-    switch.add_case(_I64(FROM_BIAS_AND_PLUS), plus)
+    switch.add_case(I64(FROM_OUTPUT), output)
+    switch.add_case(I64(FROM_BIAS_AND_PLUS), plus)
     builder.position_at_end(output)
     from_output = [code.load(pointer) for pointer in results]
     builder.branch(begin)
@@ -214,11 +122,17 @@ def _products_added(
     sources: list[Any],
     run: int,
     first: list[Any],
+    ways: int,
 ) -> list[Any]:
-    """Add up the products of kept weights with the tile's inputs: those of neighbours in twos, then the others."""
+    """Add up the products of kept weights with the tile's inputs: several at a time, then the others."""
     low, middle, high = code.unpacked(bounds)
-    in_twos = _loop(code, offsets, values, low, middle, sources, run, first, taps=2)
-    return _loop(code, offsets, values, middle, high, sources, run, in_twos, taps=1)
+    if ways == 1:
+        together = _loop(code, offsets, values, low, middle, sources, run, first, taps=2)
+    else:
+        zeros = [code.zero()] * (len(first) * (ways - 1))
+        apart = _loop(code, offsets, values, low, middle, sources, run, [*first, *zeros], taps=ways, apart=True)
+        together = [code.added(apart[number :: len(first)]) for number in range(len(first))]
+    return _loop(code, offsets, values, middle, high, sources, run, together, taps=1)
 
 
 def _loop(
@@ -231,41 +145,31 @@ def _loop(
     run: int,
     first: list[Any],
     taps: int,
+    apart: bool = False,
 ) -> list[Any]:
-    """Add up the products of the kept weights `low` to `high`, `taps` at a time, whose inputs lie side by side."""
+    """Add up the products of the kept weights `low` to `high`, `taps` at a time.
+
+    Their inputs lie side by side; or anywhere and each has sums of its own, if they are `apart`.
+    """
     builder = code.builder
-    before = builder.block
-    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
-    builder.position_at_end(loop)
-    j = builder.phi(_I64)
-    j.add_incoming(low, before)
-    sums = [builder.phi(code.vector) for _ in first]
-    for phi, value in zip(sums, first, strict=True):
-        phi.add_incoming(value, before)
-    offset = builder.sext(builder.load(code.at(offsets, j)), _I64)
-    weights = [code.splat(builder.load(code.at(values, j, tap))) for tap in range(taps)]
-    new: list[Any] = list(sums)
-    for stretch, source in enumerate(sources):
-        for place in range(run + taps - 1):  # each vector is loaded once
-            loaded = code.load(code.at(source, offset, place * code.width))
-            for tap, weight in enumerate(weights):
-                number = stretch * run + place - tap
-                if 0 <= place - tap < run:
-                    new[number] = code.fma(weight, loaded, new[number])
-    following = builder.add(j, _I64(taps))
-    j.add_incoming(following, loop)
-    for phi, value in zip(sums, new, strict=True):
-        phi.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
-    builder.position_at_end(done)
-    found = []
-    for value, start in zip(new, first, strict=True):
-        phi = builder.phi(code.vector)
-        phi.add_incoming(value, loop)
-        phi.add_incoming(start, before)
-        found.append(phi)
-    return found
+
+    def body(j: Any, sums: list[Any]) -> list[Any]:
+        weights = [code.splat(builder.load(code.at(values, j, tap))) for tap in range(taps)]
+        new = list(sums)
+        for first_tap in range(taps if apart else 1):
+            offset = builder.sext(builder.load(code.at(offsets, j, first_tap)), I64)
+            together = [weights[first_tap]] if apart else weights
+            begin = first_tap * len(sources) * run
+            for stretch, source in enumerate(sources):
+                for place in range(run + len(together) - 1):  # each vector is loaded once
+                    loaded = code.load(code.at(source, offset, place * code.width))
+                    for tap, weight in enumerate(together):
+                        number = begin + stretch * run + place - tap
+                        if 0 <= place - tap < run:
+                            new[number] = code.fma(weight, loaded, new[number])
+        return new
+
+    return code.loop(low, high, taps, first, body)
 
 
 @intrinsic
@@ -282,19 +186,49 @@ def copy_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
 
 
 @intrinsic
+def copy_row(_: Any, target: Any, to: Any, source: Any, begin: Any, count: Any, ahead: Any) -> Any:
+    """So many vectors: target[to:] = source[begin:]; what lies `ahead` of them in the source is read soon."""
+    int64 = types.int64
+    signature = types.void(target, int64, source, int64, int64, int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        target, source = code.at(code.data(0), args[1]), code.at(code.data(2), args[3])
+        soon = code.at(source, args[5])
+
+        def some(several: int) -> Callable[[Any, list[Any]], list[Any]]:
+            def body(k: Any, _: list[Any]) -> list[Any]:
+                for place in range(0, several * LANES, LINE):
+                    code.prefetch(code.at(soon, k, place))
+                for place in range(0, several * LANES, LANES):
+                    code.store(code.load(code.at(source, k, place)), code.at(target, k, place))
+                return []
+
+            return body
+
+        count = builder.mul(args[4], I64(LANES))
+        most = builder.and_(count, I64(-WAYS * LANES))
+        code.loop(I64(0), most, WAYS * LANES, [], some(WAYS))
+        code.loop(most, count, LANES, [], some(1))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
 def clear_vector(_: Any, target: Any, to: Any) -> Any:
     """One vector of zeros: target[to] = 0."""
     signature = types.void(target, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Code(context, builder, signature, args, LANES)
-        code.store(code.splat(ir.Constant(_FLOAT, 0.0)), code.at(code.data(0), args[1]))
+        code.store(code.zero(), code.at(code.data(0), args[1]))
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
+def make_finish(stretches: int, run: int, width: int = LANES, ways: int = 1) -> Any:
     """The last weights of one output over one tile, whose sums so far lie side by side, to where the sums belong.
 
     finish(x, begin, offsets, values, bounds, inward, outward, place, out, base, step, plus, has_plus, relu, stream):
@@ -323,18 +257,8 @@ def make_finish(stretches: int, run: int, width: int = LANES) -> Any:
                 for n in (8, 11)
             )
             first = [code.load(code.at(code.data(0), begin, t * width)) for t in range(len(results))]
-            values = _products_added(code, code.data(2), code.data(3), args[4], sources, run, first)
-            before = builder.block
-            add, done = builder.append_basic_block("add"), builder.append_basic_block("done")
-            builder.cbranch(has_plus, add, done)
-            builder.position_at_end(add)
-            added = [builder.fadd(value, code.load(other)) for value, other in zip(values, others, strict=True)]
-            builder.branch(done)
-            builder.position_at_end(done)
-            ends = [builder.phi(code.vector) for _ in values]
-            for end, value, larger in zip(ends, values, added, strict=True):
-                end.add_incoming(value, before)
-                end.add_incoming(larger, add)
+            values = _products_added(code, code.data(2), code.data(3), args[4], sources, run, first, ways)
+            ends = code.added_if(has_plus, values, others)
             clipped = [builder.select(relu, code.positive(end, end), end) for end in ends]
             code.store_all(clipped, results, args[14])
             return context.get_dummy_value()
@@ -371,26 +295,22 @@ def make_products(stretches: int, run: int, width: int = LANES) -> Any:
                 for number, pointer in enumerate(_stepped(code, starts, step, run))
             ]
             offsets, sums = code.data(1), code.data(11)
-            four = ir.VectorType(_FLOAT, 4)
-            before = builder.block
-            loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-            builder.cbranch(builder.icmp_signed("<", low, high), loop, done)
-            builder.position_at_end(loop)
-            j = builder.phi(_I64)
-            j.add_incoming(low, before)
-            four_offsets = [builder.sext(builder.load(code.at(offsets, j, number)), _I64) for number in range(4)]
-            found = [code.splat(ir.Constant(_FLOAT, 0.0))] * 4
-            for t, value in enumerate(slopes):  # one after the other: four sums that do not wait for each other
-                pointers = [code.at(sources[t // run], offset, t % run * width) for offset in four_offsets]
-                found = [
-                    code.fma(value, code.load(pointer), total) for pointer, total in zip(pointers, found, strict=True)
-                ]
-            target = code.at(sums, j)
-            code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
-            following = builder.add(j, _I64(4))
-            j.add_incoming(following, loop)
-            builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
-            builder.position_at_end(done)
+            four = ir.VectorType(FLOAT, 4)
+
+            def body(j: Any, _: list[Any]) -> list[Any]:
+                four_offsets = [builder.sext(builder.load(code.at(offsets, j, number)), I64) for number in range(4)]
+                found = [code.zero()] * 4
+                for t, value in enumerate(slopes):  # one after the other: four sums that do not wait for each other
+                    pointers = [code.at(sources[t // run], offset, t % run * width) for offset in four_offsets]
+                    found = [
+                        code.fma(value, code.load(pointer), total)
+                        for pointer, total in zip(pointers, found, strict=True)
+                    ]
+                target = code.at(sums, j)
+                code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
+                return []
+
+            code.loop(low, high, 4, [], body)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -421,38 +341,30 @@ def make_loop(body: Body, width: int = LANES) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
             arrays, base, count = [code.data(n) for n in range(4)], args[4], args[5]
-            numbers = [code.splat(each) for each in args[6:11]]
-            zero = code.splat(ir.Constant(_FLOAT, 0.0))
-            before = builder.block
-            inside, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-            builder.cbranch(builder.icmp_signed("<", _I64(0), count), inside, done)
-            builder.position_at_end(inside)
-            k = builder.phi(_I64)
-            k.add_incoming(_I64(0), before)
-            sums = [builder.phi(code.vector) for _ in range(2)]
-            place = builder.add(base, k)
-            loaded = _Lazy(code, arrays, place)
-            value, addends = body(code, loaded, numbers)
-            if value is not None:
-                code.store_all([value], [code.at(arrays[3], place)], args[11])
-            new = [*addends, *[None] * (2 - len(addends))]
-            totals = [phi if each is None else builder.fadd(phi, each) for phi, each in zip(sums, new, strict=True)]
-            following = builder.add(k, _I64(width))
-            after = builder.block
-            k.add_incoming(following, after)
-            for phi, total in zip(sums, totals, strict=True):
-                phi.add_incoming(zero, before)
-                phi.add_incoming(total, after)
-            builder.cbranch(builder.icmp_signed("<", following, count), inside, done)
-            builder.position_at_end(done)
-            ends = []
-            for total in totals:
-                phi = builder.phi(code.vector)
-                phi.add_incoming(zero, before)
-                phi.add_incoming(total, after)
-                ends.append(phi)
+            numbers, zero = [code.splat(each) for each in args[6:11]], code.zero()
+
+            def some(several: int) -> Callable[[Any, list[Any]], list[Any]]:
+                """So many vectors at a time, each with sums of its own."""
+
+                def inside(k: Any, sums: list[Any]) -> list[Any]:
+                    places = [builder.add(builder.add(base, k), I64(way * width)) for way in range(several)]
+                    found = [body(code, _Lazy(code, arrays, place), numbers) for place in places]
+                    if found[0][0] is not None:
+                        targets = [code.at(arrays[3], place) for place in places]
+                        code.store_all([value for value, _ in found], targets, args[11])
+                    new = [each for _, addends in found for each in (*addends, *[None] * (2 - len(addends)))]
+                    return [
+                        old if each is None else builder.fadd(old, each) for old, each in zip(sums, new, strict=True)
+                    ]
+
+                return inside
+
+            most = builder.and_(count, I64(-WAYS * width))
+            apart = code.loop(I64(0), most, WAYS * width, [zero] * (2 * WAYS), some(WAYS))
+            sums = [code.added(apart[number::2]) for number in range(2)]
+            ends = code.loop(most, count, width, sums, some(1))
             four = code.four_sums([*ends, zero, zero])
-            found = [builder.extract_element(four, _I32(n)) for n in range(2)]
+            found = [builder.extract_element(four, I32(n)) for n in range(2)]
             return context.make_tuple(builder, signature.return_type, found)
 
         return signature, codegen
@@ -609,7 +521,7 @@ def route_to_four(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Code(context, builder, signature, args, LANES)
         slope, largest = code.load(code.at(code.data(0), args[2])), code.load(code.at(code.data(1), args[2]))
-        zero = code.splat(ir.Constant(_FLOAT, 0.0))
+        zero = code.zero()
         found = []
         for pointer in _four(code, code.data(3), args[4], args[5]):
             equal = builder.fcmp_unordered("==", code.load(pointer), largest)
@@ -639,7 +551,7 @@ def route_vector(_: Any, slopes: Any, at: Any, best: Any, here: Any, source: Any
         code = Code(context, builder, signature, args, LANES)
         left, into = code.at(code.data(0), args[1]), code.at(code.data(6), args[5])
         slope, largest = code.load(left), code.load(code.at(code.data(2), args[3]))
-        zero = code.splat(ir.Constant(_FLOAT, 0.0))
+        zero = code.zero()
         equal = builder.fcmp_unordered("==", code.load(code.at(code.data(4), args[5])), largest)
         code.store(builder.fadd(code.load(into), builder.select(equal, slope, zero)), into)
         code.store(builder.select(equal, zero, slope), left)
