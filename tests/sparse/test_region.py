@@ -180,6 +180,23 @@ def test_a_layer_plus_its_own_input(with_norm, density):
     assert_same_gradients(sparse, exact, mask)
 
 
+def test_an_empty_layer_sends_no_zeros_back_if_others_send_gradients(monkeypatch):
+    net = spoken(Calls(lambda m, x: m.conv(x) + m.other(x)).train())
+    mask = {"conv.weight": floats(4, 3, 3, 3) > 0, "other.weight": torch.zeros(4, 3, 3, 3, dtype=torch.bool)}
+    for kept in (mask, {**mask, "conv.weight": mask["other.weight"]}):  # one layer is empty, or both
+        sparse = dp.sparsify(net, kept, floats(2, 3, 7, 5), layers="sparse")
+        exact, found_x = masked(net, kept).double(), floats(11, 3, 7, 5).requires_grad_()
+        exact_x, called = floats(11, 3, 7, 5).double().requires_grad_(), []
+        original = Kernel.input_gradient
+        monkeypatch.setattr(Kernel, "input_gradient", lambda *a, f=original, n=called, **k: n.append(1) or f(*a, **k))
+        sparse(found_x).square().sum().backward()
+        monkeypatch.undo()
+        exact(exact_x).square().sum().backward()
+        assert_near(found_x.grad, exact_x.grad)
+        assert len(called) == 1
+        assert_same_gradients(sparse, exact, kept)
+
+
 def test_no_gradient_of_the_networks_input_is_computed(monkeypatch):
     net = Calls(INSIDE["both branches"])
     mask = {each: floats(4, 3, 3, 3, seed=3) > 0.3 for each in ("conv.weight", "other.weight")}

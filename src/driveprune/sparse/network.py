@@ -29,6 +29,9 @@ from driveprune.sparse.region import Region, step_of
 
 Layers = Literal["auto", "sparse"]
 
+LEAST_TURNS, MORE_TURNS, ENOUGH_SECONDS = 5, 20, 0.5
+"""Both are measured so often, and more often if that takes less than so long."""
+
 NO_SLOWER = 0.97
 """The sparse kernels are used if they take less than this share of torch's time: a measurement is not exact."""
 
@@ -468,11 +471,10 @@ def _take_the_faster(net: SparseNetwork, inputs: Inputs) -> None:
     twin = copy.deepcopy(net)
     for size in (BATCH,) if net.training else (1, BATCH):
         given = Inputs(*tree_map(partial(_repeated, size=size), (inputs.args, inputs.kwargs)))
-        sparse = _pass_seconds(twin, given)
         filled = copy.deepcopy(net)
         _fill_in(filled)
         try:
-            dense = _pass_seconds(filled, given)
+            sparse, dense = _seconds_in_turn((twin, filled), given)
         except RuntimeError:  # the network's own code does not know the other memory format
             return
         if sparse > NO_SLOWER * dense:
@@ -495,17 +497,25 @@ def _repeated(leaf: Any, size: int) -> Any:
     return leaf[:1].expand(size, *leaf.shape[1:]).contiguous()
 
 
+def _seconds_in_turn(nets: Sequence[nn.Module], inputs: Inputs) -> list[float]:
+    """The least time of a pass of each network, in training with the way back; disturbed alike, in turn."""
+    times: list[list[float]] = [[] for _ in nets]
+    with torch.random.fork_rng(devices=[]):
+        for turn in range(LEAST_TURNS + MORE_TURNS):
+            if turn >= LEAST_TURNS and sum(map(sum, times)) > ENOUGH_SECONDS:
+                break
+            for net, mine in zip(nets, times, strict=True):
+                mine.append(_pass_seconds(net, inputs))
+    return [min(mine[1:]) for mine in times]
+
+
 def _pass_seconds(net: nn.Module, inputs: Inputs) -> float:
-    """The least time of a few passes, in training with the way back."""
-    times = []
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(net.training):
-        for _ in range(5):
-            start = time.perf_counter()
-            leaves = [leaf for leaf in tree_leaves(net(*inputs.args, **inputs.kwargs)) if isinstance(leaf, Tensor)]
-            if net.training:
-                sum(leaf.sum() for leaf in leaves if leaf.requires_grad).backward()  # type: ignore[union-attr]
-            times.append(time.perf_counter() - start)
-    return min(times[1:])
+    start = time.perf_counter()
+    with torch.set_grad_enabled(net.training):
+        leaves = [leaf for leaf in tree_leaves(net(*inputs.args, **inputs.kwargs)) if isinstance(leaf, Tensor)]
+        if net.training:
+            sum(leaf.sum() for leaf in leaves if leaf.requires_grad).backward()  # type: ignore[union-attr]
+    return time.perf_counter() - start
 
 
 def _choose(found: fx.GraphModule, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> None:

@@ -182,6 +182,17 @@ def _longer(step: Step, open_end: Callable[[str], Step | None]) -> tuple[Step, S
     return None
 
 
+def _constants_known(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:
+    """Layers without weights are marked whose input others use, too: what these send back is all of its gradient."""
+
+    def is_empty(step: Step) -> bool:
+        return isinstance(step.module, SparseLayer) and not step.module.weight.numel()
+
+    sending = {*outputs, *(name for step in steps if step.plus is not None for name in [step.plus])}
+    sending |= {name for step in steps if not is_empty(step) for name in step.inputs}
+    return [replace(step, constant=is_empty(step) and step.inputs[0] in sending) for step in steps]
+
+
 FEW = LANES // 2
 """So many images are faster one at a time than side by side."""
 
@@ -193,7 +204,7 @@ class Region:
     """A part of a network, done in blocked tensors, or image by image where nothing is learnt and there are few."""
 
     def __init__(self, steps: list[Step], inputs: tuple[str, ...], outputs: tuple[str, ...], shapes: Shapes) -> None:
-        self.steps, self.inputs, self.outputs = fused(steps, set(outputs)), inputs, outputs
+        self.steps, self.inputs, self.outputs = _constants_known(fused(steps, set(outputs)), outputs), inputs, outputs
         self._dims = {name: len(shapes[name]) for name in (*inputs, *outputs)}
         self._folded = {step.output: Folded(step.module, step.norm) for step in self.steps if step.kind == "layer"}
         self._known: dict[tuple[Any, ...], FlatRegion | BatchRegion | None] = {}
@@ -287,9 +298,9 @@ def done(step: Step, known: dict[str, Tensor], count: int) -> Tensor:
             alone = step.norm is None and step.plus is None
             layer = step.module
             out, passed = blocked.convolve_and_pass(
-                x, layer.weight, layer.bias, layer.kernel, relu=step.relu and alone
+                x.detach() if step.constant else x, layer.weight, layer.bias, layer.kernel, relu=step.relu and alone
             )
-            if x.requires_grad:
+            if x.requires_grad and not step.constant:
                 known[step.inputs[0]] = passed
             return out if alone else _finished(out, step, known, count)
         case "norm" | "relu":

@@ -26,3 +26,5 @@ class Step:
     relu: bool = False
     numbers: tuple[Any, ...] = ()
     dims: int = 4
+    constant: bool = False
+    """Whether it is a layer without weights, whose input gets its gradient from others."""
