@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast
 
 import numba
 import torch
+
+_PROCESS = os.getpid()
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -29,6 +32,11 @@ def threads() -> int:
     """How many threads compiled loops use: as many as torch, as far as numba has them."""
     _launch()
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+def can_launch() -> bool:
+    """Whether loops for several threads may run, be it on one: not in a process that was forked from this one."""
+    return os.getpid() == _PROCESS
 
 
 def use_threads() -> None:
