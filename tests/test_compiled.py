@@ -13,7 +13,7 @@ from driveprune.compiled import can_launch, threads, use_threads
 FIRST_USE = """
 import torch
 torch.set_num_threads(1)
-from driveprune.compiled import can_launch, threads, use_threads
+from driveprune.compiled import threads, use_threads
 use_threads()
 print(torch.get_num_threads(), threads())
 """
