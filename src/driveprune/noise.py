@@ -2,6 +2,7 @@
 
 On the CPU torch draws them one after the other, which shows next to a sparse network. Here the generator (the
 Mersenne Twister of Matsumoto and Nishimura, 1998) works on all of its 624 words at a time.
+Threads of Python that draw at the same moment may get the same numbers: torch's lock cannot be taken from here.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _renew(words: Any, twists: Any) -> None:
     words[-1] = words[_AHEAD - 1] ^ twists[-1]
 
 
-@compiled(nogil=False)  # nobody else draws meanwhile
+@compiled(nogil=False)  # no other thread of Python draws meanwhile
 def _draw(state: Any, left: int, place: int, limit: int, value: Any, out: Any) -> tuple[int, int]:
     """Fill `out` with the value where 53 random bits are a number below the limit, else with zero.
 

@@ -188,8 +188,8 @@ def _constants_known(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:
     def is_empty(step: Step) -> bool:
         return isinstance(step.module, SparseLayer) and not step.module.weight.numel()
 
-    sending = {*outputs, *(name for step in steps if step.plus is not None for name in [step.plus])}
-    sending |= {name for step in steps if not is_empty(step) for name in step.inputs}
+    others = {name for step in steps if not is_empty(step) for name in step.inputs}
+    sending = {*outputs, *others, *(step.plus for step in steps)}
     return [replace(step, constant=is_empty(step) and step.inputs[0] in sending) for step in steps]
 
 
