@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -10,16 +9,18 @@ from typing import Any, TypeVar, cast
 import numba
 import torch
 
-_PROCESS = os.getpid()
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def compiled(*, parallel: bool = False, nogil: bool = True) -> Callable[[_F], _F]:
-    """Compile a function, and keep what was compiled for the next process where that is possible."""
+    """Compile a function, and keep what was compiled for the next process where that is possible.
+
+    One that is not `parallel` makes no arrays: numba then does not count references to them, which in short loops
+    costs as much as the work.
+    """
 
     def wrap(function: _F) -> _F:
-        options: dict[str, Any] = {"nogil": nogil, "parallel": parallel, "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": nogil, "parallel": parallel, "error_model": "numpy", "_nrt": parallel}
         try:
             return cast(_F, numba.njit(cache=True, **options)(function))
         except RuntimeError:  # there is no folder to keep it in
@@ -32,11 +33,6 @@ def threads() -> int:
     """How many threads compiled loops use: as many as torch, as far as numba has them."""
     _launch()
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-
-
-def can_launch() -> bool:
-    """Whether loops for several threads may run, be it on one: not in a process that was forked from this one."""
-    return os.getpid() == _PROCESS
 
 
 def use_threads() -> None:

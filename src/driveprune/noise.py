@@ -52,8 +52,9 @@ def _bernoulli(generator: torch.Generator, p: float, value: Any, out: Tensor) ->
     state = generator.get_state()
     numbers = state.numpy().view(np.uint64)
     left, place, limit = int(numbers[_LEFT]) & _HALF, int(numbers[_NEXT]), math.ceil(p * 2**_BITS)
-    words = numbers[_FIRST : _FIRST + _WORDS]
-    left, place = _draw(words, left - 1, place, limit, np.float32(value), out.view(-1).numpy())
+    words, (ready, twists) = numbers[_FIRST : _FIRST + _WORDS].astype(np.uint32), np.empty((2, _WORDS), np.uint32)
+    left, place = _draw(words, ready, twists, left - 1, place, limit, np.float32(value), out.view(-1).numpy())
+    numbers[_FIRST : _FIRST + _WORDS] = words
     numbers[_LEFT], numbers[_NEXT] = (int(numbers[_LEFT]) & ~_HALF) | (left + 1), place
     generator.set_state(state)
 
@@ -94,13 +95,14 @@ def _renew(words: Any, twists: Any) -> None:
 
 
 @compiled(nogil=False)  # no other thread of Python draws meanwhile
-def _draw(state: Any, left: int, place: int, limit: int, value: Any, out: Any) -> tuple[int, int]:
+def _draw(
+    words: Any, ready: Any, twists: Any, left: int, place: int, limit: int, value: Any, out: Any
+) -> tuple[int, int]:  # fmt: skip
     """Fill `out` with the value where 53 random bits are a number below the limit, else with zero.
 
-    What is left of the words, and the place of the next one, are given and returned.
+    What is left of the words, and the place of the next one, are given and returned. `ready` and `twists` have room
+    for as many words.
     """
-    words = state.astype(np.uint32)
-    ready, twists = np.empty(_WORDS, np.uint32), np.empty(_WORDS, np.uint32)
     _temper(words, ready)
     done = 0
     while done < len(out):
@@ -120,5 +122,4 @@ def _draw(state: Any, left: int, place: int, limit: int, value: Any, out: Any) -
                 done, place, left = done + 1, 1, _WORDS - 1
             else:
                 place, left = 0, _WORDS
-    state[:] = words
     return left, place

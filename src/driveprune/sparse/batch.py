@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from driveprune.compiled import can_launch, threads, use_threads
+from driveprune.compiled import threads, use_threads
 from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
 from driveprune.sparse.blocked import STREAM_BYTES, pooled
 from driveprune.sparse.code import LANES
@@ -91,10 +91,10 @@ class BatchRegion:
         memory.counters[:] = 0
         weights = self._offsets, self._weights.values, self._weights.bias
         given = memory.arena, self._steps, self._items, self._arrays, weights
-        if self._threads > 1 or can_launch():  # faster on one thread, too: no references to arrays are counted there
+        if self._threads > 1:
             use_threads()
             work_together(*given, memory.scratch, memory.counters)  # type: ignore[no-untyped-call]
-        else:  # in a process that was forked OpenMP's threads do not work any more
+        else:  # which also works in a process that was forked, unlike OpenMP's threads
             work(*given, memory.scratch[0], memory.counters)  # type: ignore[no-untyped-call]
         copies = [place.clone(memory_format=torch.contiguous_format) for place in memory.outputs]
         found = [each.view(-1, *each.shape[2:])[: self._count] for each in copies]
