@@ -62,7 +62,7 @@ def check_kind(values: Tensor) -> None:
 
 def flat(x: Tensor) -> Floats:
     """A contiguous tensor as a flat array on the same memory."""
-    found: Floats = x.detach().reshape(-1).numpy()
+    found: Floats = (x.detach() if x.requires_grad else x).numpy().reshape(-1)
     return found
 
 
@@ -136,22 +136,18 @@ class Kernel:
         """The gradient of the kept values."""
         if not len(self.layer.places):
             return x.new_empty(0)
-        count = threads()
-        total: Tensor | None = None
+        count, found = threads(), torch.zeros(len(self.layer.places))
         for first, jobs, tiling in self.pieces(
             forward, (x.shape[2], x.shape[3]), (slope.shape[2], slope.shape[3]), x.shape[0]
         ):
             fours = tiling.by_fours
             scratch, sums = _scratch(count, tiling), empty(count, len(fours.offsets)).numpy()
             run(
-                kernels.weight_sums, x, slope, first, jobs, tiling.sizes, tiling.bands, tiling.runs, tiling.inward,
-                tiling.outward, tiling.counted, fours.starts, fours.offsets, scratch, sums,
+                kernels.add_weight_sums, x, slope, first, jobs, tiling.sizes, tiling.bands, tiling.runs,
+                tiling.inward, tiling.outward, tiling.counted, fours.starts, fours.offsets, scratch, sums,
+                fours.slots, found,
             )  # fmt: skip
-            found = x.new_empty(len(fours.slots))
-            run(kernels.add_up, sums, fours.slots, found)
-            total = found if total is None else total + found
-        assert total is not None
-        return total
+        return found
 
 
 def _constant(out: Tensor, bias: Tensor | None, plus: Tensor | None, relu: bool) -> None:

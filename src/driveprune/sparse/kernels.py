@@ -18,6 +18,7 @@ from driveprune.sparse.vector import (
     FROM_BIAS,
     FROM_BIAS_AND_PLUS,
     FROM_OUTPUT,
+    LINE,
     TILE,
     clear_vector,
     clip_slope,
@@ -29,6 +30,7 @@ from driveprune.sparse.vector import (
     make_tile,
     max_of_four,
     max_vector,
+    prefetch_lines,
     route_to_four,
     route_vector,
     scale,
@@ -94,6 +96,34 @@ def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
                         clear_vector(scratch, to + q * LANES)
                 else:
                     _copy_sorted(x, begin, scratch, to, sizes)
+
+
+@compiled()
+def _ahead(x_base, sizes, bands, band, runs, t):
+    """What is read for the next band and not for this one, in each plane: a tile's share of it.
+
+    Where it begins in the first plane, and how many lines of the cache it has: none if a band is all of an image.
+    """
+    height, row = sizes[HEIGHT], sizes[WIDTH] * LANES
+    if len(bands) == 1:
+        return x_base, 0
+    if band + 1 < len(bands):
+        top, bottom = max(0, bands[band, 0] + sizes[ROWS]), bands[band + 1, 0] + sizes[ROWS]
+    else:  # of the next blocks
+        x_base += sizes[BLOCKS] * sizes[INPUTS] * height * row
+        top, bottom = 0, bands[0, 0] + sizes[ROWS]
+    lines = max(0, min(height, bottom) - top) * row // LINE
+    begin, end = runs[bands[band, 1], 2], runs[bands[band, 2] - 1, 3]
+    first, last = (t - begin) * lines // (end - begin), (t + 1 - begin) * lines // (end - begin)
+    return x_base + top * row + first * LINE, last - first
+
+
+@numba.njit(inline="always")
+def _look_ahead(x, soon, lines, sizes, number, numbers):
+    """Have the lines of every plane of `numbers`, beginning with a number, in the cache when they are needed."""
+    if lines > 0:
+        for plane in range(number, sizes[BLOCKS] * sizes[INPUTS], numbers):
+            prefetch_lines(x, soon + plane * sizes[HEIGHT] * sizes[WIDTH] * LANES, lines)
 
 
 @numba.njit(inline="always")
@@ -184,10 +214,12 @@ def correlate_blocks(
         for r in range(bands[band, 1], bands[band, 2]):
             key, kind = runs[r, 0] * groups * outputs, runs[r, 1]
             for t in range(runs[r, 2], runs[r, 3]):
+                soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
                 if groups > 1:
                     _sum_groups(kind, scratch, weights, starts, key, sizes, side, t * TILE, bias, low, high)
                 for o in range(low, high):
                     base = out_base + o * plane
+                    _look_ahead(x, soon, lines, sizes, o - low, high - low)
                     if groups > 1:
                         last = key + (groups - 1) * outputs + o
                         _finish(
@@ -246,7 +278,13 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
             for r in range(bands[band, 1], bands[band, 2]):
                 kind = runs[r, 1]
                 for t in range(runs[r, 2], runs[r, 3]):
+                    soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
+                    next_tile = base + outward[t * TILE] + TILE * LANES
                     for o in range(outputs):
+                        if group == 0:  # the others find all of it in the cache
+                            _look_ahead(x, soon, lines, sizes, o, outputs)
+                            if kind == 0:
+                                prefetch_lines(slope, next_tile + o * plane, TILE * LANES // LINE)
                         begin, end = starts[key + o], starts[key + o + 1]
                         if begin < end:
                             _products(
@@ -265,10 +303,14 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
 
 
 @compiled(parallel=True)
-def weight_sums(
-    x, slope, first_block, jobs, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums
-):
-    """Sums of input times gradient at the kept weights; thread t adds those of its share of the blocks to sums[t]."""
+def add_weight_sums(
+    x, slope, first_block, jobs, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums, slots,
+    out,
+):  # fmt: skip
+    """Add the sums of input times gradient at the kept weights to `out`.
+
+    Thread t finds those of its share of the blocks, in sums[t]; the sum of weight j is at slots[j].
+    """
     blocks, threads = sizes[BLOCKS], len(sums)
     in_block = sizes[INPUTS] * sizes[HEIGHT] * sizes[WIDTH] * LANES
     out_block = sizes[OUTPUTS] * sizes[OUT_PLANE]
@@ -280,16 +322,11 @@ def weight_sums(
                 x, block * in_block, slope, block * out_block, sizes, bands, runs, inward, outward, counted, starts,
                 offsets, scratch[thread], sums[thread],
             )  # fmt: skip
-
-
-@compiled(parallel=True)
-def add_up(sums, slots, out):
-    """The gradient of each kept weight: its sums over the threads, in their order."""
     for j in prange(len(slots)):
         total = np.float32(0.0)
-        for thread in range(len(sums)):
+        for thread in range(threads):  # always in the same order
             total += sums[thread, slots[j]]
-        out[j] = total
+        out[j] += total
 
 
 @compiled()

@@ -21,8 +21,9 @@ from driveprune.sparse.vector import TILE
 Ints = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
 
-SCRATCH_BYTES = 600_000
-"""What a thread's scratch memory should take: less than half of a usual second-level cache."""
+SCRATCH_BYTES = 350_000
+"""What a thread's scratch memory should take: with what is read for the next band and the sums, less than a usual
+second-level cache."""
 
 FIRST_LEVEL_BYTES = 17_000
 """What the inputs of a tile should take of the first-level cache (32 kB or more)."""

@@ -216,6 +216,25 @@ def copy_row(_: Any, target: Any, to: Any, source: Any, begin: Any, count: Any, 
 
 
 @intrinsic
+def prefetch_lines(_: Any, source: Any, begin: Any, count: Any) -> Any:
+    """So many lines of the cache, from source[begin] on, are read soon."""
+    signature = types.void(source, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        first = code.at(code.data(0), args[1])
+
+        def body(k: Any, _: list[Any]) -> list[Any]:
+            code.prefetch(code.at(first, k))
+            return []
+
+        code.loop(I64(0), builder.mul(args[2], I64(LINE)), LINE, [], body)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
 def clear_vector(_: Any, target: Any, to: Any) -> Any:
     """One vector of zeros: target[to] = 0."""
     signature = types.void(target, types.int64)
