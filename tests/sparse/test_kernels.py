@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driveprune.sparse import blocked
+from driveprune.sparse import blocked, kernels, tiling
 from driveprune.sparse.blocked import Kernel, max_pool, pack, unpack
 from driveprune.sparse.code import LANES
+from driveprune.sparse.vector import LINE
 from tests.sparse.literal import assert_near, convolved, floats, layer_of
 
 
@@ -150,3 +151,33 @@ def test_max_pooling_of_nan():
     x[0, 0, 1, 1] = np.nan
     found = unpack(max_pool(pack(x), (2, 2), (2, 2), (0, 0)), 1, 4)
     assert found.isnan().tolist() == [[[[True, False]]]]
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("make", [tiling.forward, tiling.backward])
+@pytest.mark.parametrize(("padding", "blocks"), [(0, 1), (1, 1), (2, 3)])
+def test_tiles_look_ahead_at_what_the_next_band_reads(stride, make, padding, blocks, monkeypatch):
+    monkeypatch.setattr(tiling, "SCRATCH_BYTES", 1)
+    tables = make(layer_of(torch.ones(4, 3, 3, 3) > 0, stride, (padding, padding)), 12, 16, blocks)
+    channels, height, width, deep = (
+        int(tables.sizes[tiling.SIZES[n]]) for n in ("inputs", "height", "width", "rows")
+    )
+    rows = [[y for y in range(first, first + deep) if 0 <= y < height] for first, _, _ in tables.bands.tolist()]
+    assert len(rows) > 1
+    for band, (_, first, end) in enumerate(tables.bands.tolist()):
+        tiles = range(tables.runs[first, 2], tables.runs[end - 1, 3])
+        shares = [kernels._ahead(0, tables.sizes, tables.bands, band, tables.runs, t) for t in tiles]
+        found = [place for begin, lines in shares for place in range(begin, begin + lines * LINE)]
+        if band + 1 < len(rows):
+            wanted = sorted(set(rows[band + 1]) - set(rows[band]))
+        else:
+            wanted = [blocks * channels * height + y for y in rows[0]]
+        expected = [y * width * LANES + k for y in wanted for k in range(width * LANES)]
+        assert found[: len(expected)] == expected
+        assert len(found) < len(expected) + LINE  # whole lines
+
+
+def test_a_band_that_is_all_of_an_image_has_nothing_ahead():
+    tables = tiling.forward(layer_of(torch.ones(1, 1, 3, 3) > 0, padding=(1, 1)), 8, 8, 1)
+    assert len(tables.bands) == 1
+    assert kernels._ahead(0, tables.sizes, tables.bands, 0, tables.runs, 0)[1] == 0

@@ -112,7 +112,7 @@ def _ahead(x_base, sizes, bands, band, runs, t):
     else:  # of the next blocks
         x_base += sizes[BLOCKS] * sizes[INPUTS] * height * row
         top, bottom = 0, bands[0, 0] + sizes[ROWS]
-    lines = max(0, min(height, bottom) - top) * row // LINE
+    lines = -(-max(0, min(height, bottom) - top) * row // LINE)
     begin, end = runs[bands[band, 1], 2], runs[bands[band, 2] - 1, 3]
     first, last = (t - begin) * lines // (end - begin), (t + 1 - begin) * lines // (end - begin)
     return x_base + top * row + first * LINE, last - first
