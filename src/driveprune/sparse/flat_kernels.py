@@ -10,7 +10,7 @@ from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
 from driveprune.sparse.team import report, take, wait
-from driveprune.sparse.vector import halve_vectors
+from driveprune.sparse.vector import every_other, halve_vectors
 
 SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
 
@@ -120,8 +120,14 @@ def _spread(arena, step, low, high):
                     y = i * row_stride + ry - step[TOP]
                     if 0 <= y < height:
                         begin = source + y * step[IN_PITCH] + rx - step[LEFT]
-                        for j in range(first, last):
-                            arena[to + i * pitch + j] = arena[begin + j * column_stride]
+                        row = to + i * pitch
+                        whole = first
+                        if column_stride == 2:
+                            whole = max(first, last - (last - first) % LANES)
+                            for j in range(first, whole, LANES):
+                                every_other(arena, row + j, arena, begin + 2 * j)
+                        for j in range(whole, last):
+                            arena[row + j] = arena[begin + j * column_stride]
 
 
 @compiled()

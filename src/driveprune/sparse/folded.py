@@ -21,8 +21,7 @@ Source = tuple[Mapping[str, Tensor | None], str]
 
 def found(sources: list[Source]) -> list[Tensor]:
     """The tensors that are there now."""
-    tensors = [tensors.get(name) for tensors, name in sources]
-    return [tensor for tensor in tensors if tensor is not None]
+    return [tensor for tensors, name in sources if (tensor := tensors.get(name)) is not None]
 
 
 class Folded:

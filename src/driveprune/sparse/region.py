@@ -10,6 +10,7 @@ import copy
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -240,11 +241,16 @@ class Region:
 
     def _in_training(self) -> bool:
         """Whether something in it behaves differently in training, and is in that mode."""
-        norms = [step.norm for step in self.steps if step.norm is not None]
-        dropouts = [step.module for step in self.steps if step.kind == "dropout" and step.module is not None]
-        return any(module.training for module in (*norms, *dropouts)) or any(
-            norm.running_mean is None for norm in norms
+        norms, dropouts = self._modal
+        return any(module.training for module in dropouts) or any(
+            norm.training or norm._buffers["running_mean"] is None for norm in norms
         )
+
+    @cached_property
+    def _modal(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """Normalisations and dropouts."""
+        norms = [step.norm for step in self.steps if step.norm is not None]
+        return norms, [step.module for step in self.steps if step.kind == "dropout" and step.module is not None]
 
     def _in_one_call(self, tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
         """The outputs, image by image or all at once, if all steps are known there."""

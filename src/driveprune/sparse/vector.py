@@ -496,6 +496,21 @@ def halve_vectors(_: Any, target: Any, to: Any, source: Any, above: Any, below: 
 
 
 @intrinsic
+def every_other(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
+    """A vector of every other number: target[to:] = source[begin::2]."""
+    signature = types.void(target, types.int64, source, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        first = code.at(code.data(2), args[3])
+        vectors = code.load(first), code.load(code.at(first, LANES))
+        code.store(code.shuffle(*vectors, list(range(0, 2 * LANES, 2))), code.at(code.data(0), args[1]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
 def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
     """The larger ones of target[to] and source[begin], into target; what is no number wins."""
     signature = types.void(target, types.int64, source, types.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -40,10 +41,12 @@ class Version:
         return self._marks == _marks(tensors)
 
 
+_writes = attrgetter("_version")
+
+
 def _marks(tensors: Sequence[Tensor]) -> list[object]:
-    return [_Steps.count, *((id(each), each.data_ptr(), _changes(each)) for each in tensors)]
-
-
-def _changes(tensor: Tensor) -> object:
-    """How often it was written to; of tensors made in inference mode, nobody knows."""
-    return object() if tensor.is_inference() else tensor._version
+    """Which ones they are, where, and how often they were written to: asked before each inference, so it is fast."""
+    try:
+        return [_Steps.count, *(list(map(mark, tensors)) for mark in (id, Tensor.data_ptr, _writes))]
+    except RuntimeError:  # of tensors made in inference mode, nobody knows
+        return [object()]
