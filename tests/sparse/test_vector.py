@@ -94,6 +94,18 @@ def test_a_row_is_copied_and_nothing_else(count):
     assert np.array_equal(target, expected)
 
 
+def test_every_other_number():
+    @numba.njit
+    def call(target, to, source, begin):
+        vector.every_other(target, to, source, begin)
+
+    source, target = halves(100, 1), halves(100, 2)
+    expected = target.copy()
+    expected[7 : 7 + LANES] = source[3 : 3 + 2 * LANES : 2]
+    call(target, 7, source, 3)
+    assert np.array_equal(target, expected)
+
+
 def test_a_tile_without_weights_is_its_start():
     tile = make_tile(1, 8)
 
