@@ -45,7 +45,7 @@ TITLES = {"vgg16": "VGG-16", "resnet18": "ResNet-18", "alexnet": "AlexNet"}
 
 STEP, BATCH, SINGLE = "training step, batch 128", "inference, batch 32", "inference, batch 1"
 SIZES = {STEP: 128, BATCH: 32, SINGLE: 1}
-ROUNDS = {STEP: 6, BATCH: 12, SINGLE: 30}
+ROUNDS = {STEP: 9, BATCH: 12, SINGLE: 30}
 CALLS = {STEP: 1, BATCH: 1, SINGLE: 10}
 """Calls that are measured as one, as many as make a clock's tick and a cold cache small."""
 LIMITS = {

@@ -227,12 +227,12 @@ class Region:
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs for the inputs, as ordinary tensors."""
+        count = len(tensors[0])
+        learns = torch.is_grad_enabled() or self._in_training()
+        whole = None if learns else self._in_one_call(tensors)
+        if whole is not None:
+            return tuple(_shaped(each, self._dims[name]) for each, name in zip(whole, self.outputs, strict=True))
         with torch.autocast("cpu", enabled=False):
-            count = len(tensors[0])
-            learns = torch.is_grad_enabled() or self._in_training()
-            whole = None if learns else self._in_one_call(tensors)
-            if whole is not None:
-                return tuple(_shaped(each, self._dims[name]) for each, name in zip(whole, self.outputs, strict=True))
             known = {name: blocked.pack(tensor) for name, tensor in zip(self.inputs, tensors, strict=True)}
             for step in self.steps:
                 folded = None if learns else self._folded.get(step.output)
@@ -264,7 +264,7 @@ class Region:
         region = known[key]
         if isinstance(region, FlatRegion):
             images = [region(*(tensor[number] for tensor in tensors)) for number in range(count)]
-            return [torch.stack(each) for each in zip(*images, strict=True)]
+            return [each[0][None] if count == 1 else torch.stack(each) for each in zip(*images, strict=True)]
         return None if region is None else region(*tensors)
 
     def _made(self, shapes: dict[str, Any], count: int) -> FlatRegion | BatchRegion | None:
