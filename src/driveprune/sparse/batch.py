@@ -112,7 +112,7 @@ class BatchRegion:
 
     @torch.inference_mode(False)
     def _memory(self) -> _Memory:
-        arena = torch.zeros(self._size)
+        arena = torch.zeros(self._size, dtype=torch.float32)
         blocks = -(-self._count // LANES)
 
         def view(value: _Value) -> Tensor:

@@ -136,7 +136,7 @@ class Kernel:
         """The gradient of the kept values."""
         if not len(self.layer.places):
             return x.new_empty(0)
-        count, found = threads(), torch.zeros(len(self.layer.places))
+        count, found = threads(), x.new_zeros(len(self.layer.places))
         for first, jobs, tiling in self.pieces(
             forward, (x.shape[2], x.shape[3]), (slope.shape[2], slope.shape[3]), x.shape[0]
         ):

@@ -202,7 +202,7 @@ class FlatRegion:
 
     @torch.inference_mode(False)
     def _memory(self) -> _Memory:
-        arena = torch.zeros(self._size)
+        arena = torch.zeros(self._size, dtype=torch.float32)
         inputs, outputs = ([each.strided(arena) for each in some] for some in (self._inputs, self._outputs))
         return _Memory(arena.numpy(), np.zeros(COUNTERS, np.int64), inputs, outputs)
 

@@ -46,7 +46,8 @@ class Folded:
         """What the normalisation does to each channel."""
         norm = self.norm
         if norm is None:
-            return torch.ones(self._channels), torch.zeros(self._channels)
+            ones = torch.ones(self._channels, dtype=torch.float32)
+            return ones, torch.zeros_like(ones)
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = (norm.running_var + norm.eps).rsqrt()
@@ -85,8 +86,8 @@ class Weights:
         self._folds = folds
         """Each with the slots of its values, and its part of the biases."""
         self._sources = [source for folded, _, _ in folds for source in folded.sources]
-        self.values: Floats = torch.zeros(values).numpy()
-        self.bias: Floats = torch.zeros(bias).numpy()
+        self.values: Floats = torch.zeros(values, dtype=torch.float32).numpy()
+        self.bias: Floats = torch.zeros(bias, dtype=torch.float32).numpy()
         self._version: Version | None = None
 
     def refresh(self) -> None:

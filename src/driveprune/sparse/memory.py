@@ -37,7 +37,7 @@ class Memory:
         """A float32 tensor with anything in it."""
         count = math.prod(shape)
         if count < SMALL:
-            return torch.empty(shape)
+            return torch.empty(shape, dtype=torch.float32)
         with self._lock:
             self._requests += 1
             self._asked[count] = self._requests
@@ -48,7 +48,7 @@ class Memory:
             if self._bytes() > LIMIT:
                 self._forget_unused()
             arrays = self._known[count]
-            arrays.append(torch.empty(count).numpy())
+            arrays.append(torch.empty(count, dtype=torch.float32).numpy())
             return torch.from_numpy(arrays[-1]).view(shape)
 
     def _bytes(self) -> int:
