@@ -228,7 +228,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 class _Status:
-    """Passes each moment on, and keeps status.json not older than a second."""
+    """Passes each moment on, keeps status.json not older than a second, and says in it at once where work began."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder, self._watch, self._written = folder, watch, 0.0
@@ -236,9 +236,10 @@ class _Status:
 
     def __call__(self, moment: Moment) -> None:
         now = time.time()
-        if moment.steps and not self._began:
+        begins = bool(moment.steps) and not self._began
+        if begins:
             self._began = {"began": now, "began_step": moment.step}
-        if now - self._written > 1:
+        if begins or now - self._written > 1:
             values = [row["test"] for row in moment.rows if "test" in row]
             known = {"step": moment.step, "steps": moment.steps, "work": moment.work, "values": values}
             write_status(self._folder, {**known, "time": now, **self._began})
