@@ -115,3 +115,12 @@ def floats(*shape: int, seed: int = 0) -> Tensor:
 
 def halves(count: int, seed: int = 0):
     return np.random.default_rng(seed).integers(-4, 5, count).astype(np.float32) / 2
+
+
+WIDTHS = (4, 8, 16)
+"""Vectors that machines may have."""
+
+
+def aligned(array):
+    """A copy at an address that is a multiple of any vector's size."""
+    return torch.from_numpy(array).clone().numpy()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from driveprune.sparse import blocked, kernels, tiling
 from driveprune.sparse.blocked import Kernel, max_pool, pack, unpack
-from driveprune.sparse.code import LANES
-from driveprune.sparse.vector import LINE
+from driveprune.sparse.code import LANES, LINE
 from tests.sparse.literal import assert_near, convolved, floats, layer_of
 
 

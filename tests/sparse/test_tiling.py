@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driveprune.sparse.code import LANES
+from driveprune.sparse.tile import TILE
 from driveprune.sparse.tiling import HALF, RUNS, SIZES, Layer, _not_a_power, backward, blocks_for, forward
-from driveprune.sparse.vector import TILE
 from tests.sparse.literal import layer_of
 
 

@@ -6,10 +6,12 @@ from numba import prange
 
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
-from driveprune.sparse.kernels import correlate_blocks, max_pool_plane, scale_plane
+from driveprune.sparse.kernels import correlate_blocks
+from driveprune.sparse.plane_kernels import max_pool_plane, scale_plane
 from driveprune.sparse.team import report, take, wait
+from driveprune.sparse.tile import FROM_BIAS, FROM_BIAS_AND_PLUS
 from driveprune.sparse.tiling import SIZES
-from driveprune.sparse.vector import FROM_BIAS, FROM_BIAS_AND_PLUS, copy_vector
+from driveprune.sparse.vector import copy_vector
 
 LAYER, AFFINE, MAX_POOL, MEAN, COPY = range(5)
 

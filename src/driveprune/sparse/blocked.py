@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from driveprune.compact import SameDropout
 from driveprune.compiled import threads, use_threads
 from driveprune.noise import dropout_of_ones
-from driveprune.sparse import kernels
+from driveprune.sparse import kernels, plane_kernels
 from driveprune.sparse.code import LANES
 from driveprune.sparse.memory import Floats, empty
 from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
@@ -201,7 +201,7 @@ def _clip_backward(slope: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
     dbias = slope.new_empty(slope.shape[1])
     blocks, channels, plane = _planes(slope)
     other = slope if out is None else out
-    run(kernels.clip_backward, slope, other, dy, dbias, blocks, channels, plane, out is not None, streams(dy))
+    run(plane_kernels.clip_backward, slope, other, dy, dbias, blocks, channels, plane, out is not None, streams(dy))
     return dy, dbias
 
 
@@ -234,14 +234,14 @@ class _Normalise(Function):
         if training:  # means and variances are found
             inverse, scale, shift = (torch.empty_like(means) for _ in range(3))
             run(
-                kernels.normalise_batch, *given, weight, bias, eps, out, means, variances, inverse, scale, shift,
-                blocks, channels, plane, last, relu, streams(out),
+                plane_kernels.normalise_batch, *given, weight, bias, eps, out, means, variances, inverse, scale,
+                shift, blocks, channels, plane, last, relu, streams(out),
             )  # fmt: skip
         else:
             inverse = (variances + eps).rsqrt()
             scale = weight * inverse
             shift = bias - means * scale
-            run(kernels.normalise, *given, scale, shift, out, blocks, channels, plane, relu, streams(out))
+            run(plane_kernels.normalise, *given, scale, shift, out, blocks, channels, plane, relu, streams(out))
         ctx.save_for_backward(y, weight, means, inverse, scale, shift, out if relu and plus is not None else None)
         ctx.has_plus, ctx.last, ctx.relu, ctx.training = plus is not None, last, relu, training
         return out
@@ -256,7 +256,7 @@ class _Normalise(Function):
         dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
         blocks, channels, plane = _planes(y)
         run(
-            kernels.normalise_backward, slope, y, y if out is None else out, clipped_plus, means, inverse,
+            plane_kernels.normalise_backward, slope, y, y if out is None else out, clipped_plus, means, inverse,
             scale, shift, dy, dplus, dweight, dbias, blocks, channels,
             plane, ctx.last, ctx.relu, ctx.training, streams(dy),
         )  # fmt: skip
@@ -306,7 +306,7 @@ class _MaxPool(Function):
         size = pooled((x.shape[2], x.shape[3]), kernel, stride, pad)
         out = empty(*x.shape[:2], *size, LANES)
         ctx.numbers = (x.shape[0] * x.shape[1], *x.shape[2:4], *size, kernel, stride, pad)
-        run(kernels.max_pool, x, out, streams(out), *ctx.numbers)
+        run(plane_kernels.max_pool, x, out, streams(out), *ctx.numbers)
         ctx.save_for_backward(x, out)
         return out
 
@@ -316,7 +316,7 @@ class _MaxPool(Function):
         x, out = ctx.saved_tensors
         dx = empty(*x.shape)
         left_over = np.empty((threads(), LANES), np.float32)
-        run(kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, streams(dx), *ctx.numbers)
+        run(plane_kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, streams(dx), *ctx.numbers)
         return dx, None, None, None
 
 

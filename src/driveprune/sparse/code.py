@@ -19,6 +19,12 @@ def lanes() -> int:
 
 LANES = lanes()
 
+LINE = 16
+"""Numbers in a line of the cache."""
+
+WAYS = 4
+"""Vectors that a loop takes at a time, so that its sums do not wait for each other."""
+
 I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 

@@ -1,4 +1,4 @@
-"""The loops over tiles, bands and blocks, compiled by numba.
+"""The loops of convolutions over tiles, bands and blocks, compiled by numba.
 
 A tensor of images is *blocked*: (blocks, channels, height, width, LANES), the images of a block side by side. Every
 kernel takes flat arrays. Work is divided among threads in a fixed way and sums are added in a fixed order: the result
@@ -12,38 +12,18 @@ import numpy as np
 from numba import prange
 
 from driveprune.compiled import compiled
-from driveprune.sparse.code import LANES
-from driveprune.sparse.tiling import HALF, SIZES
-from driveprune.sparse.vector import (
+from driveprune.sparse.code import LANES, LINE
+from driveprune.sparse.tile import (
     FROM_BIAS,
     FROM_BIAS_AND_PLUS,
     FROM_OUTPUT,
-    LINE,
     TILE,
-    clear_vector,
-    clip_slope,
-    copy_row,
-    copy_vector,
-    deviations,
     make_finish,
     make_products,
     make_tile,
-    max_of_four,
-    max_vector,
-    prefetch_lines,
-    route_to_four,
-    route_vector,
-    scale,
-    scale_plus,
-    scale_plus_relu,
-    scale_relu,
-    slope_apply,
-    slope_apply_input,
-    slope_sums,
-    slope_sums_input,
-    slope_sums_output,
-    sum_slope,
 )
+from driveprune.sparse.tiling import HALF, SIZES
+from driveprune.sparse.vector import clear_vector, copy_row, copy_vector, prefetch_lines
 
 (
     INPUTS, HEIGHT, WIDTH, OUTPUTS, OUT_PLANE, BLOCKS, ROWS, COLUMNS, STRIDE, LEFT, ROW_PITCH, BLOCK_PITCH,
@@ -288,18 +268,9 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
                         begin, end = starts[key + o], starts[key + o + 1]
                         if begin < end:
                             _products(
-                                kind,
-                                scratch,
-                                offsets,
-                                begin,
-                                end,
-                                table,
-                                t * TILE,
-                                slope,
-                                base + o * plane,
-                                step,
+                                kind, scratch, offsets, begin, end, table, t * TILE, slope, base + o * plane, step,
                                 sums,
-                            )
+                            )  # fmt: skip
 
 
 @compiled(parallel=True)
@@ -327,203 +298,3 @@ def add_weight_sums(
         for thread in range(threads):  # always in the same order
             total += sums[thread, slots[j]]
         out[j] += total
-
-
-@compiled()
-def _moments(y, c, blocks, channels, plane, last):
-    """Mean and variance of a channel over all images: of each plane while it is in the cache, joined to the others'.
-
-    `last` lanes of the last block are images.
-    """
-    zero = np.float32(0.0)
-    count, mean, squares = 0, 0.0, 0.0
-    for b in range(blocks):
-        base = (b * channels + c) * plane
-        if b < blocks - 1 or last == LANES:
-            many = plane
-            near = np.float32(deviations(y, y, y, y, base, plane, zero, zero, zero, zero, zero, False)[0] / many)
-            rest, own = deviations(y, y, y, y, base, plane, near, zero, zero, zero, zero, False)
-        else:
-            many = plane // LANES * last
-            total, rest, own = 0.0, 0.0, 0.0
-            for k in range(plane):
-                total += y[base + k] if k % LANES < last else zero
-            near = np.float32(total / many)
-            for k in range(plane):
-                if k % LANES < last:
-                    rest += y[base + k] - near
-                    own += (y[base + k] - near) * (y[base + k] - near)
-        here = near + rest / many
-        own -= rest * (rest / many)
-        both = count + many
-        squares += own + (here - mean) * (here - mean) * count * many / both
-        mean += (here - mean) * many / both
-        count = both
-    return mean, squares / count
-
-
-@compiled()
-def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu, stream):
-    """One plane of `normalise`."""
-    zero = np.float32(0.0)
-    if has_plus:
-        if relu:
-            scale_plus_relu(y, plus, y, out, base, plane, a, b, zero, zero, zero, stream)
-        else:
-            scale_plus(y, plus, y, out, base, plane, a, b, zero, zero, zero, stream)
-    elif relu:
-        scale_relu(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
-    else:
-        scale(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
-
-
-@compiled(parallel=True)
-def normalise_batch(
-    y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, plane,
-    last, relu, stream,
-):  # fmt: skip
-    """`normalise` by the batch's own moments, which are found on the way."""
-    for c in prange(channels):
-        mean, variance = _moments(y, c, blocks, channels, plane, last)
-        means[c], variances[c] = mean, variance
-        inverse[c] = 1.0 / np.sqrt(variance + eps)
-        scales[c] = weight[c] * inverse[c]
-        shifts[c] = bias[c] - means[c] * scales[c]
-        for b in range(blocks):
-            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
-
-
-@compiled(parallel=True)
-def normalise(y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream):
-    """Out = y · scale + shift (+ plus), clipped at zero if `relu`."""
-    for c in prange(channels):
-        for b in range(blocks):
-            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
-
-
-@compiled(parallel=True)
-def normalise_backward(
-    slope, y, out, has_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks, channels, plane, last,
-    relu, training, stream,
-):  # fmt: skip
-    """Gradients of `normalise`, through the batch's own mean and variance if `training`."""
-    count = ((blocks - 1) * LANES + last) * (plane // LANES)
-    zero = np.float32(0.0)
-    for c in prange(channels):
-        a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
-        total, product = 0.0, 0.0
-        for block in range(blocks):
-            base = (block * channels + c) * plane
-            if relu and has_plus:
-                found = slope_sums_output(slope, y, out, dplus, base, plane, a, b, mean, zero, zero, False)
-            elif relu:
-                found = slope_sums_input(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
-            else:
-                found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
-            total += found[0]
-            product += found[1]
-        dbias[c] = total
-        dweight[c] = product * inv
-        first = np.float32(total / count) if training else zero
-        second = np.float32(product * inv * inv / count) if training else zero
-        for block in range(blocks):
-            base = (block * channels + c) * plane
-            if relu and not has_plus:
-                slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second, stream)
-            else:
-                slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second, stream)
-        if last < LANES:
-            base = ((blocks - 1) * channels + c) * plane
-            for k in range(plane):
-                if k % LANES >= last:
-                    dy[base + k] = 0.0
-
-
-@compiled(parallel=True)
-def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu, stream):
-    """The gradient before a bias and, if `relu`, a clip at zero; and that of the bias."""
-    zero = np.float32(0.0)
-    for c in prange(channels):
-        total = 0.0
-        for block in range(blocks):
-            base = (block * channels + c) * plane
-            if relu:
-                total += clip_slope(slope, slope, out, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
-            else:
-                total += sum_slope(slope, slope, slope, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
-        dbias[c] = total
-
-
-@numba.njit(inline="always")
-def _are_halves(kernel, stride, pad):
-    """Whether windows are of 2×2, side by side."""
-    return kernel[0] == kernel[1] == stride[0] == stride[1] == 2 and pad[0] == 0 and pad[1] == 0
-
-
-@compiled()
-def max_pool_plane(x, x_base, out, out_base, height, width, rows, columns, kernel, stride, pad, stream):
-    """The largest value of each window of one channel of one block."""
-    if _are_halves(kernel, stride, pad):
-        for y in range(rows):
-            above = x_base + 2 * y * width * LANES
-            for z in range(columns):
-                place = above + 2 * z * LANES
-                max_of_four(out, out_base + (y * columns + z) * LANES, x, place, place + width * LANES, stream)
-        return
-    for y in range(rows):
-        top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
-        for z in range(columns):
-            left, right = max(0, z * stride[1] - pad[1]), min(width, z * stride[1] - pad[1] + kernel[1])
-            to = out_base + (y * columns + z) * LANES
-            copy_vector(out, to, x, x_base + (top * width + left) * LANES)
-            for i in range(top, bottom):
-                for j in range(left, right):
-                    max_vector(out, to, x, x_base + (i * width + j) * LANES)
-
-
-@compiled(parallel=True)
-def max_pool(x, out, stream, planes, height, width, rows, columns, kernel, stride, pad):
-    """The largest value of each window of blocked images."""
-    for p in prange(planes):
-        max_pool_plane(
-            x, p * height * width * LANES, out, p * rows * columns * LANES, height, width, rows, columns, kernel,
-            stride, pad, stream,
-        )  # fmt: skip
-
-
-@compiled()
-def _max_pool_plane_backward(
-    x, x_base, out, out_base, slope, left_over, dx, stream, height, width, rows, columns, kernel, stride, pad
-):
-    """Each window's gradient goes to the first of its largest values, in one channel of one block."""
-    halves = _are_halves(kernel, stride, pad)
-    if not halves or height % 2 or width % 2:
-        for k in range(height * width):
-            clear_vector(dx, x_base + k * LANES)
-    if halves:
-        for y in range(rows):
-            for z in range(columns):
-                place, here = x_base + 2 * (y * width + z) * LANES, out_base + (y * columns + z) * LANES
-                route_to_four(slope, out, here, x, place, place + width * LANES, dx, stream)
-        return
-    for y in range(rows):
-        top, bottom = max(0, y * stride[0] - pad[0]), min(height, y * stride[0] - pad[0] + kernel[0])
-        for z in range(columns):
-            left, right = max(0, z * stride[1] - pad[1]), min(width, z * stride[1] - pad[1] + kernel[1])
-            here = out_base + (y * columns + z) * LANES
-            copy_vector(left_over, 0, slope, here)
-            for i in range(top, bottom):
-                for j in range(left, right):
-                    route_vector(left_over, 0, out, here, x, x_base + (i * width + j) * LANES, dx)
-
-
-@compiled(parallel=True)
-def max_pool_backward(
-    x, out, slope, left_over, dx, stream, planes, height, width, rows, columns, kernel, stride, pad
-):
-    """Each window's gradient goes to the first of its largest values."""
-    for p in prange(planes):
-        _max_pool_plane_backward(
-            x, p * height * width * LANES, out, p * rows * columns * LANES, slope, left_over[numba.get_thread_id()],
-            dx, stream, height, width, rows, columns, kernel, stride, pad,
-        )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driveprune.sparse.code import LANES
-from driveprune.sparse.vector import TILE
+from driveprune.sparse.tile import TILE
 
 Ints = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]

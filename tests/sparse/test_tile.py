@@ -1,0 +1,107 @@
+"""The innermost loops of convolutions against numpy, in every width."""
+
+import numba
+import numpy as np
+import pytest
+
+from driveprune.sparse.code import LANES
+from driveprune.sparse.tile import FROM_BIAS, FROM_BIAS_AND_PLUS, FROM_OUTPUT, TILE, make_products, make_tile
+from tests.sparse.literal import WIDTHS, aligned, halves
+
+
+def tile_in_python(x, offsets, values, inward, outward, out, start, bias, plus, relu, run, width, step):
+    """The docstring of make_tile, literally."""
+    for a in range(TILE // run):
+        for b in range(run):
+            for lane in range(width):
+                to = outward[a] + b * step + lane
+                total = {FROM_OUTPUT: out[to], FROM_BIAS: bias, FROM_BIAS_AND_PLUS: bias + plus[to]}[start]
+                total += sum(
+                    value * x[offset + inward[a] + b * width + lane]
+                    for offset, value in zip(offsets, values, strict=True)
+                )
+                out[to] = max(total, 0) if relu else total
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("run", [8, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tile(width, run, stream):
+    tile = make_tile(TILE // run, run, width=width)
+
+    @numba.njit
+    def call(x, offsets, values, bounds, inward, outward, out, step, start, bias, plus, relu):
+        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, start, bias, plus, relu, stream)
+
+    x, plus, before = halves(500, 1), halves(1000, 2), halves(1000, 3)
+    offsets, values = np.array([400, 3, 3 + width, 90, 17, 500], np.int32), halves(6, 4)
+    stretches, step = TILE // run, 2 * width
+    inward = np.arange(stretches, dtype=np.int64)[::-1].copy() * run * width
+    outward = np.arange(stretches, dtype=np.int64) * run * step
+    for start in (FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS):
+        for relu in (False, True):
+            found, expected = aligned(before), before.copy()
+            call(x, offsets, values, (1, 3, 5), inward, outward, found, step, start, np.float32(0.5), plus, relu)
+            tile_in_python(
+                x, offsets[1:-1], values[1:-1], inward, outward, expected, start, 0.5, plus, relu, run, width, step
+            )
+            assert np.array_equal(found, expected)  # halves and quarters: nothing is rounded
+            assert not np.array_equal(found, before)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("bounds", [(0, 4, 5), (0, 0, 3), (1, 5, 5), (2, 2, 2)])
+def test_a_small_tile_takes_several_weights_at_once(width, ways, bounds):
+    tile = make_tile(1, 4, width=width, ways=ways)
+
+    @numba.njit
+    def call(x, offsets, values, bounds, inward, outward, out, step, start, bias, plus):
+        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, start, bias, plus, False, False)
+
+    x, before = halves(700, 1), halves(400, 2)
+    offsets, values = np.array([400, 3, 500, 90, 17], np.int32), halves(5, 3)
+    found, expected, step = before.copy(), before.copy(), 2 * width
+    where = np.zeros(1, np.int64)
+    call(x, offsets, values, bounds, where, where, found, step, FROM_BIAS, np.float32(0.5), before)
+    for t in range(4):
+        places = t * width + np.arange(width)
+        weights = range(bounds[0], bounds[2])
+        expected[t * step : t * step + width] = 0.5 + sum(values[j] * x[offsets[j] + places] for j in weights)
+    assert np.array_equal(found, expected)
+
+
+def test_a_tile_without_weights_is_its_start():
+    tile = make_tile(1, 8)
+
+    @numba.njit
+    def call(x, offsets, values, bounds, where, out, bias):
+        tile(x, offsets, values, bounds, where, where, 0, out, 0, LANES, FROM_BIAS, bias, out, False, False)
+
+    out = np.zeros(TILE * LANES, np.float32)
+    call(out, np.zeros(1, np.int32), np.ones(1, np.float32), (0, 0, 0), np.zeros(1, np.int64), out, np.float32(1.5))
+    assert (out == 1.5).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("run", [8, 4, 1])
+def test_products_count_each_stretch_once(width, run):
+    products = make_products(TILE // run, run, width=width)
+
+    @numba.njit
+    def call(x, offsets, inward, outward, counted, slope, step, sums):
+        products(x, offsets, 4, 8, inward, outward, counted, 0, slope, 0, step, sums)
+
+    stretches = TILE // run
+    x, slope = halves(600, 1), halves(600, 2)
+    offsets = np.array([9, 9, 9, 9, 0, 5, 31, 200], np.int32)
+    inward = outward = np.arange(stretches, dtype=np.int64) * run * width
+    counted = np.array([1] * max(1, stretches - 1) + [0] * 8, np.float32)
+    sums = halves(8, 3)
+    expected = sums.copy()
+    for j in range(4, 8):
+        for a in range(max(1, stretches - 1)):
+            k = inward[a] + np.arange(run * width)
+            expected[j] += (x[offsets[j] + k] * slope[k]).sum()
+    call(x, offsets, inward, outward, counted, slope, width, sums)
+    assert np.array_equal(sums, expected)
