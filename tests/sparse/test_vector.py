@@ -22,15 +22,21 @@ def test_a_row_is_copied_and_nothing_else(count):
     assert np.array_equal(target, expected)
 
 
-def test_every_other_number():
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_numbers_are_dealt_in_turn(count):
+    deal = vector.make_deal(count)
+
     @numba.njit
-    def call(target, to, source, begin):
-        vector.every_other(target, to, source, begin)
+    def call(target, evens, odds, source, begin):
+        deal(target, evens, odds, source, begin)
 
     source, target = halves(100, 1), halves(100, 2)
     expected = target.copy()
-    expected[7 : 7 + LANES] = source[3 : 3 + 2 * LANES : 2]
-    call(target, 7, source, 3)
+    expected[7 : 7 + count], expected[50 : 50 + count] = source[3 : 3 + 2 * count].reshape(-1, 2).T
+    call(target, 7, 50, source, 3)
+    assert np.array_equal(target, expected)
+    expected[50 : 50 + count] = source[3 : 3 + 2 * count : 2]
+    call(target, 50, 50, source, 3)
     assert np.array_equal(target, expected)
 
 
@@ -52,19 +58,22 @@ def test_copies_zeros_and_the_larger():
     assert np.array_equal(target[3 * LANES :], before[3 * LANES :])
 
 
-def test_windows_of_two_by_two():
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_windows_of_two_by_two(count):
+    halve = vector.make_halve(count)
+
     @numba.njit
     def call(target, source):
-        vector.halve_vectors(target, 1, source, 3, 50)
+        halve(target, 1, source, 3, 50)
 
-    source, target = halves(100, 1), halves(2 * LANES, 2)
+    source, target = halves(100, 1), halves(2 * count, 2)
     source[5], source[52] = np.nan, np.nan
     before = target.copy()
     call(target, source)
-    windows = np.stack([source[begin : begin + 2 * LANES].reshape(LANES, 2) for begin in (3, 50)])
-    assert np.array_equal(target[1 : LANES + 1], windows.max((0, 2)), equal_nan=True)
+    windows = np.stack([source[begin : begin + 2 * count].reshape(count, 2) for begin in (3, 50)])
+    assert np.array_equal(target[1 : count + 1], windows.max((0, 2)), equal_nan=True)
     assert np.isnan(target[2])
-    assert np.array_equal(target[LANES + 1 :], before[LANES + 1 :])
+    assert np.array_equal(target[count + 1 :], before[count + 1 :])
     assert target[0] == before[0]
 
 

@@ -45,8 +45,8 @@ ROOM = 16 * LANES
 LARGEST = 2**31 - 1
 """Offsets are numbers of 32 bits."""
 
-ITEM_WORK = 8_000
-"""Vector operations that are worth being a piece of work of their own: a few microseconds."""
+ITEM_WORK = 1_000
+"""Vector operations that are worth being a piece of work of their own: about half a microsecond."""
 
 TEAM_WORK = 200_000
 """Vector operations of a region that are worth the waking of other threads."""
@@ -425,7 +425,8 @@ class _Tables:
     def _share_out(self, costs: Ints) -> None:
         """Divide a step into pieces of about the same work."""
         total, before = int(costs.sum()), len(self._items)
-        pieces = 1 if self._threads == 1 else max(1, min(4 * self._threads, total // ITEM_WORK, len(costs)))
+        pieces = min(4 * self._threads, total // ITEM_WORK, len(costs))
+        pieces = max(1, pieces - pieces % self._threads)  # as many for each thread
         bounds = np.searchsorted(np.cumsum(costs), np.arange(1, pieces) * total / pieces)
         ends = [0, *bounds.tolist(), len(costs)]
         self._items += [(len(self._rows) - 1, low, high, before) for low, high in pairwise(ends)]

@@ -10,7 +10,7 @@ from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
 from driveprune.sparse.team import report, take, wait
-from driveprune.sparse.vector import every_other, halve_vectors
+from driveprune.sparse.vector import make_deal, make_halve
 
 SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
 
@@ -32,6 +32,8 @@ FIELDS = {
 ) = FIELDS.values()  # fmt: skip
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12 = (make_line(vectors, 1) for vectors in range(1, SUMS + 1))
+_deal, _deal_half, _deal_2 = (make_deal(count) for count in (LANES, LANES // 2, 2))
+_halve, _halve_half, _halve_2 = (make_halve(count) for count in (LANES, LANES // 2, 2))
 _two_1, _two_2, _two_3, _two_4, _two_5 = (make_line(vectors, 2) for vectors in range(1, PAIR_SUMS // 2 + 1))
 
 
@@ -105,29 +107,50 @@ def _layer(arena, step, jobs, low, high, offsets, values, bias, masks):
 
 
 @compiled()
+def _deal_row(arena, source, evens, odds, even_count, odd_count):
+    """A row's numbers at odd places to one place, then those at even places to another, or to the same."""
+    x, both = 0, min(even_count, odd_count)
+    while x + LANES <= both:
+        _deal(arena, evens + x, odds + x, arena, source + 2 * x)
+        x += LANES
+    if x + LANES // 2 <= both:
+        _deal_half(arena, evens + x, odds + x, arena, source + 2 * x)
+        x += LANES // 2
+    while x + 2 <= both:
+        _deal_2(arena, evens + x, odds + x, arena, source + 2 * x)
+        x += 2
+    for place in range(x, odd_count):
+        arena[odds + place] = arena[source + 2 * place + 1]
+    for place in range(x, even_count):
+        arena[evens + place] = arena[source + 2 * place]
+
+
+@compiled()
 def _spread(arena, step, low, high):
     """Channels `low` to `high` sorted by the remainders of a stride. What is not written is zero from the start."""
-    height, width, pitch = step[HEIGHT], step[WIDTH], step[OUT_PITCH]
-    row_stride, column_stride = step[ROW_STRIDE], step[COLUMN_STRIDE]
+    height, width, columns, plane = step[HEIGHT], step[WIDTH], step[COLUMNS], step[OUT_PLANE]
+    row_stride, column_stride, left = step[ROW_STRIDE], step[COLUMN_STRIDE], step[LEFT]
+    row_kinds, column_kinds = step[ROW_KINDS], step[COLUMN_KINDS]
     for c in range(low, high):
-        source = step[INPUT] + c * step[IN_PLANE]
-        for ry in range(step[ROW_KINDS]):
-            for rx in range(step[COLUMN_KINDS]):
-                to = step[OUTPUT] + ((c * step[ROW_KINDS] + ry) * step[COLUMN_KINDS] + rx) * step[OUT_PLANE]
-                first = max(0, -((rx - step[LEFT]) // column_stride))
-                last = min(step[COLUMNS], (width - 1 - rx + step[LEFT]) // column_stride + 1)
-                for i in range(step[DEEP]):
-                    y = i * row_stride + ry - step[TOP]
-                    if 0 <= y < height:
-                        begin = source + y * step[IN_PITCH] + rx - step[LEFT]
-                        row = to + i * pitch
-                        whole = first
-                        if column_stride == 2:
-                            whole = max(first, last - (last - first) % LANES)
-                            for j in range(first, whole, LANES):
-                                every_other(arena, row + j, arena, begin + 2 * j)
-                        for j in range(whole, last):
-                            arena[row + j] = arena[begin + j * column_stride]
+        for y in range(height):
+            i, ry = (y + step[TOP]) // row_stride, (y + step[TOP]) % row_stride
+            if ry >= row_kinds or i >= step[DEEP]:
+                continue
+            source = step[INPUT] + c * step[IN_PLANE] + y * step[IN_PITCH]
+            row = step[OUTPUT] + (c * row_kinds + ry) * column_kinds * plane + i * step[OUT_PITCH]
+            even, odd = left // 2, (left + 1) // 2  # the columns of the first two pixels, if the stride is 2
+            evens, odds = min((width + 1) // 2, columns - even), min(width // 2, columns - odd)
+            if column_stride == 2 and column_kinds == 2:
+                begin = row + left % 2 * plane + even
+                _deal_row(arena, source, begin, row + (left + 1) % 2 * plane + odd, evens, odds)
+            elif column_stride == 2 and left % 2 == 0:  # pixels at odd places are not needed
+                _deal_row(arena, source, row + even, row + even, evens, min(evens, odds))
+            else:
+                for rx in range(column_kinds):
+                    first = max(0, -((rx - left) // column_stride))
+                    last = min(columns, (width - 1 - rx + left) // column_stride + 1)
+                    for j in range(first, last):
+                        arena[row + rx * plane + j] = arena[source + j * column_stride + rx - left]
 
 
 @compiled()
@@ -171,17 +194,24 @@ def _affine(arena, step, zero, scales, low, high):
 
 
 @compiled()
-def _halve(arena, step, low, high):
+def _pool_halves(arena, step, low, high):
     """Max pooling over windows of 2×2 side by side."""
     for c in range(low, high):
         for y in range(step[ROWS]):
             above = step[INPUT] + c * step[IN_PLANE] + 2 * y * step[IN_PITCH]
             below = above + step[IN_PITCH]
             to = step[OUTPUT] + c * step[OUT_PLANE] + y * step[OUT_PITCH]
-            whole = step[COLUMNS] // LANES * LANES
-            for x in range(0, whole, LANES):
-                halve_vectors(arena, to + x, arena, above + 2 * x, below + 2 * x)
-            for x in range(whole, step[COLUMNS]):
+            columns, x = step[COLUMNS], 0
+            while x + LANES <= columns:
+                _halve(arena, to + x, arena, above + 2 * x, below + 2 * x)
+                x += LANES
+            if x + LANES // 2 <= columns:
+                _halve_half(arena, to + x, arena, above + 2 * x, below + 2 * x)
+                x += LANES // 2
+            while x + 2 <= columns:
+                _halve_2(arena, to + x, arena, above + 2 * x, below + 2 * x)
+                x += 2
+            if x < columns:
                 a, b = arena[above + 2 * x], arena[above + 2 * x + 1]
                 d, e = arena[below + 2 * x], arena[below + 2 * x + 1]
                 a = a if b <= a or np.isnan(a) else b
@@ -193,7 +223,7 @@ def _halve(arena, step, low, high):
 def _max_pool(arena, step, low, high):
     pairs = step[KERNEL_ROWS] == step[KERNEL_COLUMNS] == step[ROW_STRIDE] == step[COLUMN_STRIDE] == 2
     if pairs and step[TOP] == 0 and step[LEFT] == 0:
-        _halve(arena, step, low, high)
+        _pool_halves(arena, step, low, high)
         return
     height, width, pitch = step[HEIGHT], step[WIDTH], step[IN_PITCH]
     for c in range(low, high):

@@ -92,38 +92,55 @@ def _larger(code: Code, old: Any, new: Any) -> Any:
     return code.builder.select(code.builder.fcmp_unordered("uno", old, old), old, larger)
 
 
-@intrinsic
-def halve_vectors(_: Any, target: Any, to: Any, source: Any, above: Any, below: Any) -> Any:
-    """A vector of the largest numbers of windows of 2×2, from two vectors of each of two rows."""
-    signature = types.void(target, types.int64, source, types.int64, types.int64)
+def make_halve(count: int) -> Any:
+    """The largest numbers of so many windows of 2×2 side by side.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = Code(context, builder, signature, args, LANES)
-        found = []
-        for begin in args[3:5]:
-            row = code.at(code.data(2), begin)
-            vectors = code.load(row), code.load(code.at(row, LANES))
-            found += [code.shuffle(*vectors, list(range(first, 2 * LANES, 2))) for first in (0, 1)]
-        largest = _larger(code, _larger(code, *found[:2]), _larger(code, *found[2:]))
-        code.store(largest, code.at(code.data(0), args[1]))
-        return context.get_dummy_value()
+    halve(target, to, source, above, below): target[to:] = those of the rows source[above:] and source[below:].
+    """
 
-    return signature, codegen
+    @intrinsic
+    def halve(_: Any, target: Any, to: Any, source: Any, above: Any, below: Any) -> Any:
+        signature = types.void(target, types.int64, source, types.int64, types.int64)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args, count)
+            columns = [_every_other(code, code.at(code.data(2), begin)) for begin in args[3:5]]
+            largest = _larger(code, *(_larger(code, *pair) for pair in columns))
+            code.store(largest, code.at(code.data(0), args[1]))
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return halve
 
 
-@intrinsic
-def every_other(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
-    """A vector of every other number: target[to:] = source[begin::2]."""
-    signature = types.void(target, types.int64, source, types.int64)
+def make_deal(count: int) -> Any:
+    """So many numbers at even and at odd places of a row.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = Code(context, builder, signature, args, LANES)
-        first = code.at(code.data(2), args[3])
-        vectors = code.load(first), code.load(code.at(first, LANES))
-        code.store(code.shuffle(*vectors, list(range(0, 2 * LANES, 2))), code.at(code.data(0), args[1]))
-        return context.get_dummy_value()
+    deal(target, evens, odds, source, begin): target[odds:] = source[begin + 1::2], then target[evens:] =
+    source[begin::2]; so only those at even places are left if both places are the same.
+    """
 
-    return signature, codegen
+    @intrinsic
+    def deal(_: Any, target: Any, evens: Any, odds: Any, source: Any, begin: Any) -> Any:
+        signature = types.void(target, types.int64, types.int64, source, types.int64)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args, count)
+            both = _every_other(code, code.at(code.data(3), args[4]))
+            for number in (1, 0):
+                code.store(both[number], code.at(code.data(0), args[1 + number]))
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return deal
+
+
+def _every_other(code: Code, pointer: Any) -> list[Any]:
+    """Vectors of the numbers at even and at odd places, of two vectors side by side."""
+    vectors = code.load(pointer), code.load(code.at(pointer, code.width))
+    return [code.shuffle(*vectors, list(range(first, 2 * code.width, 2))) for first in (0, 1)]
 
 
 @intrinsic
