@@ -13,6 +13,7 @@ from torch import nn
 
 import driveprune as dp
 from driveprune.sparse import batch, blocked
+from driveprune.sparse.code import LANES
 from driveprune.sparse.region import FEW
 from tests.sparse.literal import Residual, assert_near, floats, masked, spoken
 from tests.sparse.test_kernels import cases
@@ -72,6 +73,34 @@ def test_values_are_kept_as_long_as_they_are_needed(threads, stream_bytes, monke
         for found, exact in zip(in_one_call(sparse, x), masked(net, mask).double()(x.double()), strict=True):
             assert_near(found, exact)
             assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_batches_that_threads_share_out(threads, blocks, monkeypatch):
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(batch, "BLOCKS", blocks)
+    net = spoken(Several().eval())
+    mask = {name: floats(*p.shape) > 0.3 for name, p in net.named_parameters() if p.dim() > 1}
+    sparse, exact = dp.sparsify(net, mask, floats(1, 3, 4, 4), layers="sparse"), masked(net, mask).double()
+    alone = blocks * LANES * 2
+    for count in (alone - LANES, alone - 1, alone, alone + 1, 2 * alone + LANES, 3 * alone - 1):
+        x = floats(count, 3, 4, 4, seed=count)
+        for _ in range(2):  # memory that was used before
+            for found, expected in zip(in_one_call(sparse, x), exact(x.double()), strict=True):
+                assert_near(found, expected)
+
+
+def test_what_each_thread_takes_alone():
+    torch.set_num_threads(2)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3)).eval()
+    sparse = dp.sparsify(net, {"0.weight": floats(3, 2, 3, 3) > 0}, floats(1, 2, 5, 5), layers="sparse")
+    alone = batch.BLOCKS * LANES * 2
+    for count, parts in ((alone - LANES, [1]), (alone - 1, [2]), (alone, [2]), (2 * alone + 1, [2, 2, 1])):
+        sparse.regions["region_0"]._known = {}
+        in_one_call(sparse, floats(count, 2, 5, 5))
+        (made,) = sparse.regions["region_0"]._known.values()
+        assert [part._crews for part in made._parts] == parts
 
 
 @pytest.mark.parametrize("size", [(9, 11), (8, 8)])

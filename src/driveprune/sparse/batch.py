@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
 from driveprune.sparse.blocked import STREAM_BYTES, pooled
-from driveprune.sparse.code import LANES
+from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
@@ -56,23 +56,56 @@ class _Value:
         return self.buffer.place
 
 
+BLOCKS = 2
+"""So many blocks of images a thread takes through all steps by itself, waiting for nobody: two blocks of the smallest
+images fill a tile."""
+
+
+class BatchRegion:
+    """A region for so many images of a size: in parts for which each thread works alone, and a rest done together."""
+
+    def __init__(self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int) -> None:
+        team = threads()
+        alone = BLOCKS * LANES * team
+        whole, rest = divmod(count, alone) if team > 1 else (0, count)
+        self._parts = [_Part(steps, inputs, outputs, alone, team)] * whole if whole else []
+        if rest:
+            crews = team if rest > alone - LANES else 1  # if all blocks are needed
+            self._parts.append(_Part(steps, inputs, outputs, rest, crews))
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """The outputs for the inputs, with four dimensions."""
+        if len(self._parts) == 1:
+            return self._parts[0](*tensors)
+        counts = [part.count for part in self._parts]
+        split = zip(*(torch.split(tensor, counts) for tensor in tensors), strict=True)
+        found = [part(*some) for part, some in zip(self._parts, split, strict=True)]
+        return [torch.cat(each) for each in zip(*found, strict=True)]
+
+
 @dataclass
 class _Memory:
     """What one call needs for itself."""
 
-    arena: Floats
+    arenas: Floats
     scratch: Floats
     counters: Ints
     inputs: list[Tensor]
     outputs: list[Tensor]
 
 
-class BatchRegion:
-    """A region for so many images of a size, with all weights folded, as tables for one call."""
+class _Part:
+    """A region for so many images, with all weights folded, as tables for one call.
 
-    def __init__(self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int) -> None:
-        self._count, self._threads = count, threads()
-        tables = _Tables(steps, inputs, outputs, -(-count // LANES), self._threads)
+    The images are divided among `crews`: a thread each, or one of all threads.
+    """
+
+    def __init__(
+        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int, crews: int
+    ) -> None:
+        self.count, self._crews, self._threads = count, crews, threads()
+        self._blocks = -(-count // (LANES * crews))
+        tables = _Tables(steps, inputs, outputs, self._blocks, self._threads // crews)
         self._inputs, self._outputs = tables.inputs, [tables.values[name] for name in outputs]
         self._size, self._scratch = tables.size, tables.scratch
         self._weights = tables.weights()
@@ -80,49 +113,43 @@ class BatchRegion:
         self._free: list[_Memory] = []
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """The outputs for the inputs, with four dimensions."""
         self._weights.refresh()
         try:
             memory = self._free.pop()
         except IndexError:  # all are in use, by other threads
             memory = self._memory()
         for place, tensor in zip(memory.inputs, tensors, strict=True):
-            self._put(place, tensor)
+            place.copy_(self._filled(tensor).view(place.shape))
         memory.counters[:] = 0
         weights = self._offsets, self._weights.values, self._weights.bias
-        given = memory.arena, self._steps, self._items, self._arrays, weights
+        given = memory.arenas, self._steps, self._items, self._arrays, weights, memory.scratch, memory.counters
         if self._threads > 1:
             use_threads()
-            work_together(*given, memory.scratch, memory.counters)  # type: ignore[no-untyped-call]
+            work_together(*given)  # type: ignore[no-untyped-call]
         else:  # which also works in a process that was forked, unlike OpenMP's threads
-            work(*given, memory.scratch[0], memory.counters)  # type: ignore[no-untyped-call]
+            work(*given, 0)  # type: ignore[no-untyped-call]
         copies = [place.clone(memory_format=torch.contiguous_format) for place in memory.outputs]
-        found = [each.view(-1, *each.shape[2:])[: self._count] for each in copies]
+        found = [each.view(-1, *each.shape[3:])[: self.count] for each in copies]
         self._free.append(memory)
         return found
 
-    def _put(self, place: Tensor, tensor: Tensor) -> None:
-        """Images into their blocks, and zeros where there are none."""
-        whole, rest = divmod(self._count, LANES)
-        images = tensor.reshape(self._count, *place.shape[2:])
-        place[:whole].copy_(images[: whole * LANES].view(whole, LANES, *place.shape[2:]))
-        if rest:
-            place[whole, :rest].copy_(images[whole * LANES :])
-            place[whole, rest:].zero_()
+    def _filled(self, tensor: Tensor) -> Tensor:
+        """The images, and zeros that fill up the last block."""
+        missing = self._crews * self._blocks * LANES - self.count
+        return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor.contiguous()
 
     @torch.inference_mode(False)
     def _memory(self) -> _Memory:
-        arena = torch.zeros(self._size, dtype=torch.float32)
-        blocks = -(-self._count // LANES)
+        arenas = torch.zeros(self._crews, -(-self._size // LINE) * LINE, dtype=torch.float32)
 
         def view(value: _Value) -> Tensor:
-            return (
-                arena[value.place : value.place + value.buffer.size].view(blocks, *value.shape, LANES).movedim(-1, 1)
-            )
+            """(crews, blocks, LANES, channels, height, width)."""
+            mine = arenas[:, value.place : value.place + value.buffer.size]
+            return mine.view(self._crews, self._blocks, *value.shape, LANES).movedim(-1, 2)
 
         inputs, outputs = ([view(each) for each in some] for some in (self._inputs, self._outputs))
-        scratch = torch.empty(self._threads, -(-self._scratch // 16) * 16).numpy()
-        return _Memory(arena.numpy(), scratch, np.zeros(COUNTERS, np.int64), inputs, outputs)
+        scratch = torch.empty(self._threads, -(-self._scratch // LINE) * LINE, dtype=torch.float32).numpy()
+        return _Memory(arenas.numpy(), scratch, np.zeros((self._crews, COUNTERS), np.int64), inputs, outputs)
 
 
 class _Tables:

@@ -94,8 +94,10 @@ def _planes(arena, step, bias, low, high):
 
 
 @compiled()
-def work(arena, steps, items, tables, weights, scratch, counters):
-    """Take pieces of work, rows (step, low, high, what must be done before), until there are none."""
+def work(arenas, steps, items, tables, weights, all_scratch, all_counters, thread):
+    """Take pieces of a crew's work, rows (step, low, high, what must be done before), until there are none."""
+    crew = thread % len(arenas)
+    arena, counters, scratch = arenas[crew], all_counters[crew], all_scratch[thread]
     while True:
         number = take(counters)
         if number >= len(items):
@@ -112,7 +114,7 @@ def work(arena, steps, items, tables, weights, scratch, counters):
 
 
 @compiled(parallel=True)
-def work_together(arena, steps, items, tables, weights, scratch, counters):
-    """The same by several threads, each with a scratch of its own."""
-    for thread in prange(len(scratch)):
-        work(arena, steps, items, tables, weights, scratch[thread], counters)
+def work_together(arenas, steps, items, tables, weights, all_scratch, all_counters):
+    """The same by all threads."""
+    for thread in prange(len(all_scratch)):
+        work(arenas, steps, items, tables, weights, all_scratch, all_counters, thread)
