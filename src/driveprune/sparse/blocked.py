@@ -263,8 +263,49 @@ class _Normalise(Function):
         return dy, dweight, dbias, dplus if ctx.has_plus else None, *[None] * 6
 
 
-def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = None, relu: bool = False) -> Tensor:
-    """Batch normalisation of `count` images by a module, then plus another tensor, then clipped at zero."""
+class _NormaliseAndHalve(Function):
+    """Normalisation by the batch's own moments, ReLU and max pooling: nothing in between is ever written."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, means: Tensor, variances: Tensor, eps: float, last: int
+    ) -> Tensor:
+        blocks, channels, height, width, _ = y.shape
+        out = empty(blocks, channels, height // 2, width // 2, LANES)
+        inverse, scale, shift = (torch.empty_like(means) for _ in range(3))
+        run(
+            plane_kernels.normalise_windows, y, weight, bias, eps, out, means, variances, inverse, scale, shift,
+            *out.shape[:4], last, streams(out),
+        )  # fmt: skip
+        ctx.save_for_backward(y, weight, means, inverse, scale, shift)
+        ctx.last = last
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        y, weight, *known = ctx.saved_tensors
+        dy, dweight, dbias = empty(*y.shape), torch.empty_like(weight), torch.empty_like(weight)
+        run(
+            plane_kernels.normalise_windows_backward, slope.contiguous(), y, *known, dy, dweight, dbias,
+            *slope.shape[:4], ctx.last, streams(dy),
+        )  # fmt: skip
+        return dy, dweight, dbias, *[None] * 4
+
+
+def normalise(
+    y: Tensor,
+    norm: nn.Module,
+    count: int,
+    *,
+    plus: Tensor | None = None,
+    relu: bool = False,
+    halves: bool = False,
+) -> Tensor:
+    """Batch normalisation of `count` images by a module, then plus another tensor, then clipped at zero.
+
+    If `halves`, it is clipped without another tensor, and the largest value of each window of 2×2 is left.
+    """
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
     y = y.contiguous()
     if y.shape[1] != norm.num_features:
@@ -280,7 +321,12 @@ def normalise(y: Tensor, norm: nn.Module, count: int, *, plus: Tensor | None = N
     ones = torch.ones_like(means) if norm.weight is None else norm.weight
     zeros = torch.zeros_like(means) if norm.bias is None else norm.bias
     other = None if plus is None else plus.contiguous()
-    found: Tensor = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
+    found: Tensor
+    if halves and own and y.shape[2] % 2 == y.shape[3] % 2 == 0:
+        found = _NormaliseAndHalve.apply(y, ones, zeros, means, variances, norm.eps, last)  # type: ignore[no-untyped-call]
+    else:
+        found = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
+        found = max_pool(found, *HALVES) if halves else found
     if norm.training and norm.running_mean is not None:
         _follow(norm, means, variances, numbers)
     return found
@@ -318,6 +364,10 @@ class _MaxPool(Function):
         left_over = np.empty((threads(), LANES), np.float32)
         run(plane_kernels.max_pool_backward, x, out, slope.contiguous(), left_over, dx, streams(dx), *ctx.numbers)
         return dx, None, None, None
+
+
+HALVES = (2, 2), (2, 2), (0, 0)
+"""Kernel, stride and padding of windows of 2×2, side by side."""
 
 
 def pooled(size: tuple[int, int], kernel: Any, stride: Any, padding: Any) -> tuple[int, int]:

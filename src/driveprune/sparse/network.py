@@ -185,6 +185,7 @@ class SparseNetwork(nn.Module):
         self.dense = False
         """Whether torch computes everything, with zeros filled in, because that is faster."""
         self.graph, self.parts, self.regions = _with_regions(found, self, inputs, layers)
+        self._names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
 
     def _take_constant(self, found: fx.GraphModule, name: str) -> None:
         """A tensor of the network that is neither a parameter nor a buffer."""
@@ -194,10 +195,12 @@ class SparseNetwork(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the ordinary network would compute."""
-        names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
+        names, inputs = self._names, args
         if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
             raise TypeError(f"the network takes {names}, got {len(args)} inputs and {sorted(kwargs)}")
-        return _plain(self._run(self.graph, traced.arguments(self.graph, Inputs(args, kwargs))))
+        if len(args) < len(names):
+            inputs = tuple(traced.arguments(self.graph, Inputs(args, kwargs)))
+        return _plain(self._run(self.graph, inputs))
 
     def _run(self, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
         """What a graph computes from its inputs."""

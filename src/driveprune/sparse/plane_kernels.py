@@ -33,6 +33,7 @@ from driveprune.sparse.vector import (
     route_to_four,
     route_vector,
 )
+from driveprune.sparse.window import scale_windows, window_slope_apply, window_slope_sums
 
 
 @compiled()
@@ -69,6 +70,23 @@ def _moments(y, c, blocks, channels, plane, last):
 
 
 @compiled()
+def _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts):
+    """What a channel's moments make of its normalisation."""
+    means[c], variances[c] = mean, variance
+    inverse[c] = 1.0 / np.sqrt(variance + eps)
+    scales[c] = weight[c] * inverse[c]
+    shifts[c] = bias[c] - means[c] * scales[c]
+
+
+@compiled()
+def _clear_lanes(x, base, plane, last):
+    """Zeros for images that are none, in a plane of the last block."""
+    for k in range(plane):
+        if k % LANES >= last:
+            x[base + k] = 0.0
+
+
+@compiled()
 def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu, stream):
     """One plane of `normalise`."""
     zero = np.float32(0.0)
@@ -91,10 +109,7 @@ def normalise_batch(
     """`normalise` by the batch's own moments, which are found on the way."""
     for c in prange(channels):
         mean, variance = _moments(y, c, blocks, channels, plane, last)
-        means[c], variances[c] = mean, variance
-        inverse[c] = 1.0 / np.sqrt(variance + eps)
-        scales[c] = weight[c] * inverse[c]
-        shifts[c] = bias[c] - means[c] * scales[c]
+        _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
         for b in range(blocks):
             scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
 
@@ -139,10 +154,48 @@ def normalise_backward(
             else:
                 slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second, stream)
         if last < LANES:
-            base = ((blocks - 1) * channels + c) * plane
-            for k in range(plane):
-                if k % LANES >= last:
-                    dy[base + k] = 0.0
+            _clear_lanes(dy, ((blocks - 1) * channels + c) * plane, plane, last)
+
+
+@compiled(parallel=True)
+def normalise_windows(
+    y, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, rows, columns, last,
+    stream,
+):  # fmt: skip
+    """`normalise_batch` with ReLU, and the largest of each window of 2×2; `out` has so many rows and columns."""
+    zero, small = np.float32(0.0), rows * columns * LANES
+    for c in prange(channels):
+        mean, variance = _moments(y, c, blocks, channels, 4 * small, last)
+        _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
+        for b in range(blocks):
+            base = (b * channels + c) * small
+            form, a, shift = (rows, columns), scales[c], shifts[c]
+            scale_windows(y, y, out, 4 * base, base, form, a, shift, zero, zero, zero, stream)
+
+
+@compiled(parallel=True)
+def normalise_windows_backward(
+    slope, y, means, inverse, scales, shifts, dy, dweight, dbias, blocks, channels, rows, columns, last, stream
+):
+    """Gradients of `normalise_windows`."""
+    zero, small, form = np.float32(0.0), rows * columns * LANES, (rows, columns)
+    count = ((blocks - 1) * LANES + last) * 4 * rows * columns
+    for c in prange(channels):
+        a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
+        total, product = 0.0, 0.0
+        for block in range(blocks):
+            base = (block * channels + c) * small
+            found = window_slope_sums(y, slope, dy, 4 * base, base, form, a, b, mean, zero, zero, False)
+            total += found[0]
+            product += found[1]
+        dbias[c] = total
+        dweight[c] = product * inv
+        first, second = np.float32(total / count), np.float32(product * inv * inv / count)
+        for block in range(blocks):
+            base = (block * channels + c) * small
+            window_slope_apply(y, slope, dy, 4 * base, base, form, a, b, mean, first, second, stream)
+        if last < LANES:
+            _clear_lanes(dy, ((blocks - 1) * channels + c) * 4 * small, 4 * small, last)
 
 
 @compiled(parallel=True)

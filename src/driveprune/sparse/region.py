@@ -183,6 +183,20 @@ def _longer(step: Step, open_end: Callable[[str], Step | None]) -> tuple[Step, S
     return None
 
 
+def with_pools(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:
+    """Normalisations with ReLU and the halving pool that follows them in one step: for training."""
+    needed = [*outputs, *(name for step in steps for name in (*step.inputs, step.plus))]
+    found: list[Step] = []
+    for step in steps:
+        before = next((each for each in found if each.output == step.inputs[0]), None)
+        halves = step.kind == "max_pool" and step.numbers == blocked.HALVES and needed.count(step.inputs[0]) == 1
+        if halves and before is not None and before.norm is not None and before.relu and before.plus is None:
+            found[found.index(before)] = replace(before, output=step.output, halves=True)
+        else:
+            found.append(step)
+    return found
+
+
 def _constants_known(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:
     """Layers without weights are marked whose input others use, too: what these send back is all of its gradient."""
 
@@ -219,11 +233,14 @@ class Region:
 
     def fits(self, *tensors: Any) -> bool:
         """Whether inputs are batches of the same number of images, each of as many dimensions as the example's."""
-        alike = all(
-            isinstance(each, Tensor) and each.dim() == self._dims[name]
-            for name, each in zip(self.inputs, tensors, strict=True)
-        )
-        return alike and len({len(each) for each in tensors}) == 1 and len(tensors[0]) > 0
+        count = None
+        for name, each in zip(self.inputs, tensors, strict=True):
+            if not isinstance(each, Tensor) or each.dim() != self._dims[name]:
+                return False
+            if count not in {None, each.shape[0]}:
+                return False
+            count = each.shape[0]
+        return bool(count)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs for the inputs, as ordinary tensors."""
@@ -234,17 +251,22 @@ class Region:
             return tuple(_shaped(each, self._dims[name]) for each, name in zip(whole, self.outputs, strict=True))
         with torch.autocast("cpu", enabled=False):
             known = {name: blocked.pack(tensor) for name, tensor in zip(self.inputs, tensors, strict=True)}
-            for step in self.steps:
+            for step in self._learning_steps if learns else self.steps:
                 folded = None if learns else self._folded.get(step.output)
                 known[step.output] = done(step, known, count) if folded is None else _inferred(step, folded, known)
             return tuple(blocked.unpack(known[name], count, self._dims[name]) for name in self.outputs)
 
+    @cached_property
+    def _learning_steps(self) -> list[Step]:
+        return with_pools(self.steps, self.outputs)
+
     def _in_training(self) -> bool:
         """Whether something in it behaves differently in training, and is in that mode."""
         norms, dropouts = self._modal
-        return any(module.training for module in dropouts) or any(
-            norm.training or norm._buffers["running_mean"] is None for norm in norms
-        )
+        for norm in norms:
+            if norm.training or norm._buffers["running_mean"] is None:
+                return True
+        return any(module.training for module in dropouts)
 
     @cached_property
     def _modal(self) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -334,7 +356,7 @@ def _finished(x: Tensor, step: Step, known: Mapping[str, Tensor], count: int) ->
     """Normalisation, sum and ReLU after a layer."""
     plus = None if step.plus is None else known[step.plus]
     if step.norm is not None and (plus is None or plus.shape == x.shape):
-        return blocked.normalise(x, step.norm, count, plus=plus, relu=step.relu)
+        return blocked.normalise(x, step.norm, count, plus=plus, relu=step.relu, halves=step.halves)
     if step.norm is not None:
         x = blocked.normalise(x, step.norm, count)
     x = x if plus is None else x + plus

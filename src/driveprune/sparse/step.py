@@ -24,6 +24,8 @@ class Step:
     norm: nn.Module | None = None
     plus: str | None = None
     relu: bool = False
+    halves: bool = False
+    """Whether max pooling over windows of 2×2, side by side, follows the normalisation and the ReLU."""
     numbers: tuple[Any, ...] = ()
     dims: int = 4
     constant: bool = False

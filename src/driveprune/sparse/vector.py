@@ -86,7 +86,7 @@ def clear_vector(_: Any, target: Any, to: Any) -> Any:
     return signature, codegen
 
 
-def _larger(code: Code, old: Any, new: Any) -> Any:
+def larger(code: Code, old: Any, new: Any) -> Any:
     """The larger ones of two vectors; what is no number wins."""
     larger = code.builder.select(code.builder.fcmp_ordered("<=", new, old), old, new)
     return code.builder.select(code.builder.fcmp_unordered("uno", old, old), old, larger)
@@ -105,7 +105,7 @@ def make_halve(count: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, count)
             columns = [_every_other(code, code.at(code.data(2), begin)) for begin in args[3:5]]
-            largest = _larger(code, *(_larger(code, *pair) for pair in columns))
+            largest = larger(code, *(larger(code, *pair) for pair in columns))
             code.store(largest, code.at(code.data(0), args[1]))
             return context.get_dummy_value()
 
@@ -152,7 +152,7 @@ def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
         code = Code(context, builder, signature, args, LANES)
         pointer = code.at(code.data(0), args[1])
         old, new = code.load(pointer), code.load(code.at(code.data(2), args[3]))
-        code.store(_larger(code, old, new), pointer)
+        code.store(larger(code, old, new), pointer)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -167,7 +167,7 @@ def max_of_four(_: Any, target: Any, to: Any, source: Any, above: Any, below: An
         code = Code(context, builder, signature, args, LANES)
         largest, *others = (code.load(pointer) for pointer in _four(code, code.data(2), args[3], args[4]))
         for each in others:
-            largest = _larger(code, largest, each)
+            largest = larger(code, largest, each)
         code.store_all([largest], [code.at(code.data(0), args[1])], args[5])
         return context.get_dummy_value()
 
