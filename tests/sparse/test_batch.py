@@ -29,12 +29,13 @@ def in_one_call(network, x):
 
 
 @settings(max_examples=100)
-@given(cases(), st.integers(FEW + 1, 40), st.booleans(), st.booleans())
-def test_any_layer_with_what_follows(case, count, norm, relu):
+@given(cases(), st.integers(FEW + 1, 40), st.booleans(), st.booleans(), st.booleans())
+def test_any_layer_with_what_follows(case, count, norm, relu, pool):
     kept, layer, size, _, seed = case
     torch.manual_seed(seed)
     conv = nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.padding, layer.dilation)
     after = [*([nn.BatchNorm2d(layer.outputs)] if norm else []), *([nn.ReLU()] if relu else [])]
+    after += [nn.MaxPool2d(2)] if pool and min(layer.size(*size)) > 1 else []
     net = spoken(nn.Sequential(conv, *after).eval(), seed)
     mask = {"0.weight": kept}
     x = floats(count, layer.inputs, *size, seed=seed)
@@ -157,3 +158,16 @@ with torch.no_grad():
         os._exit(0 if close else 1)
 print(os.waitpid(child, 0)[1])
 """
+
+
+@pytest.mark.parametrize("size", [(8, 8), (8, 12), (6, 10), (7, 8), (32, 32), (2, 4)])
+@pytest.mark.parametrize("density", [0.02, 0.3])  # one group of inputs, and several
+@pytest.mark.parametrize("threads", [1, 2])
+def test_layers_whose_output_is_halved(size, density, threads):
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    net = spoken(nn.Sequential(nn.Conv2d(90, 7, 3, padding=1), nn.BatchNorm2d(7), nn.ReLU(), nn.MaxPool2d(2)).eval())
+    mask = {"0.weight": torch.rand(7, 90, 3, 3) < density}
+    sparse = dp.sparsify(net, mask, floats(1, 90, *size), layers="sparse")
+    x = floats(2 * LANES + 1, 90, *size)
+    assert_near(in_one_call(sparse, x), masked(net, mask).double()(x.double()))

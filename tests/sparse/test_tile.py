@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from driveprune.sparse.code import LANES
-from driveprune.sparse.tile import FROM_BIAS, FROM_BIAS_AND_PLUS, FROM_OUTPUT, TILE, make_products, make_tile
+from driveprune.sparse.tile import (
+    FROM_BIAS,
+    FROM_BIAS_AND_PLUS,
+    FROM_OUTPUT,
+    TILE,
+    make_products,
+    make_tile,
+    make_windows,
+)
 from tests.sparse.literal import WIDTHS, aligned, halves
 
 
@@ -105,3 +113,34 @@ def test_products_count_each_stretch_once(width, run):
             expected[j] += (x[offsets[j] + k] * slope[k]).sum()
     call(x, offsets, inward, outward, counted, slope, width, sums)
     assert np.array_equal(sums, expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("has_sums", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_largest_sums_of_windows(width, has_sums, relu):
+    windows = make_windows(width)
+
+    @numba.njit
+    def call(x, offsets, values, inward, outward, out, step, bias):
+        windows(
+            x, 700, has_sums, bias, offsets, values, (1, 3, 5), inward, outward, 2, out, 5, step, relu, False,
+        )  # fmt: skip
+
+    x, out, values = halves(1000, 1), halves(200, 2), halves(6, 3)
+    offsets = np.array([9, 30, 30 + width, 4, 77, 9], np.int32)
+    inward, outward = np.array([0, 0, 40, 250], np.int64), np.array([0, 0, 16, 99], np.int64)
+    sums = np.full((2, 4, width), 0.5, np.float32) + (
+        x[700 : 700 + 8 * width].reshape(2, 4, width) if has_sums else 0
+    )
+    for j in range(1, 5):
+        sums += values[j] * np.stack([x[offsets[j] + inward[2 + a] :][: 4 * width] for a in range(2)]).reshape(
+            sums.shape
+        )
+    best = sums.reshape(2, 2, 2, width).max((0, 2))
+    expected = out.copy()
+    for number in range(2):
+        place = 5 + 16 + number * 2 * width
+        expected[place : place + width] = np.maximum(best[number], 0) if relu else best[number]
+    call(x, offsets, values, inward, outward, out, 2 * width, np.float32(0.5))
+    assert np.array_equal(out, expected)

@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from driveprune.sparse.code import LANES
 from driveprune.sparse.tile import TILE
-from driveprune.sparse.tiling import HALF, RUNS, SIZES, Layer, _not_a_power, backward, blocks_for, forward
+from driveprune.sparse.tiling import (
+    HALF,
+    RUNS,
+    SIZES,
+    WINDOWS,
+    Layer,
+    _not_a_power,
+    backward,
+    blocks_for,
+    can_halve,
+    forward,
+    halved,
+)
 from tests.sparse.literal import layer_of
 
 
@@ -155,3 +167,24 @@ def test_channels_keep_off_powers_of_two():
         assert _not_a_power(lines * 16) == (lines + 1) * 16
     assert _not_a_power(LANES) == LANES
     assert _not_a_power(48) == 48
+
+
+@settings(max_examples=60)
+@given(layers(), st.integers(1, 3))
+def test_every_window_is_computed_once(made, blocks):
+    _, layer, size = made
+    rows, columns = layer.size(*size)
+    assert can_halve(layer, *size) == (rows % 2 == 0 and columns % 4 == 0)
+    if can_halve(layer, *size):
+        tiling = halved(layer, *size, blocks)
+        assert (tiling.runs[:, 1] == WINDOWS).all()
+        small, pitch = (rows // 2) * (columns // 2) * LANES, number(tiling, "row_pitch") * layer.stride[0]
+        assert number(tiling, "out_plane") == small
+        places = []
+        for _, begin, end in tiling.bands.tolist():
+            for tile in range(tiling.runs[begin, 2], tiling.runs[end - 1, 3]):
+                above, below = tiling.inward[tile * TILE : tile * TILE + 2].tolist()
+                assert below - above == pitch
+                places += [tiling.outward[tile * TILE], tiling.outward[tile * TILE] + LANES]
+        expected = [block * layer.outputs * small + k for block in range(blocks) for k in range(0, small, LANES)]
+        assert sorted(places) == expected

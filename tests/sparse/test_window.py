@@ -104,7 +104,7 @@ def test_nan_is_the_largest():
 def test_only_halving_pools_after_a_clipped_normalisation_are_joined():
     norm = Step("norm", ("x",), "a", norm=nn.BatchNorm2d(3), relu=True)
     pool = Step("max_pool", ("a",), "b", numbers=HALVES)
-    joined = with_pools([norm, pool], ("b",))
+    joined = with_pools([norm, pool], ("b",), training=True)
     assert [(step.kind, step.output, step.halves) for step in joined] == [("norm", "b", True)]
     others = [
         ([norm, Step("max_pool", ("a",), "b", numbers=((3, 3), (2, 2), (1, 1)))], ("b",)),
@@ -115,7 +115,16 @@ def test_only_halving_pools_after_a_clipped_normalisation_are_joined():
         ([Step("relu", ("x",), "a", relu=True), pool], ("b",)),
     ]
     for steps, outputs in others:
-        assert with_pools(steps, outputs) == steps
+        assert with_pools(steps, outputs, training=True) == steps
+    assert with_pools([norm, pool], ("b",), training=False) == [norm, pool]
+
+
+def test_for_inference_pools_are_joined_with_layers():
+    layer, pool = Step("layer", ("x",), "a"), Step("max_pool", ("a",), "b", numbers=HALVES)
+    joined = with_pools([layer, pool], ("b",), training=False)
+    assert [(step.kind, step.output, step.halves) for step in joined] == [("layer", "b", True)]
+    added = Step("layer", ("x",), "a", plus="y")
+    assert with_pools([added, pool], ("b",), training=False) == [added, pool]
 
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 8)])

@@ -5,7 +5,7 @@ Values are blocked tensors in one piece of memory, which is used again when nobo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
-from driveprune.sparse.blocked import STREAM_BYTES, pooled
+from driveprune.sparse.blocked import HALVES, STREAM_BYTES, pooled
 from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
-from driveprune.sparse.tiling import Ints, Tiling, forward
+from driveprune.sparse.tiling import Ints, Tiling, can_halve, forward, halved
 
 PIECE = 50_000
 """Numbers that are worth being a piece of work of their own, in steps that only move them."""
@@ -287,13 +287,17 @@ class _Tables:
         kernel = step.module.kernel
         kernel.layer.check(x.shape[0])
         size = kernel.layer.size(*x.shape[1:])
-        shape = kernel.layer.outputs, *size
+        if step.halves and not can_halve(kernel.layer, *x.shape[1:]):
+            self._add_apart(step, x)
+            return
+        shape = kernel.layer.outputs, *(pooled(size, *HALVES) if step.halves else size)
         plus = None if step.plus is None else self.values[step.plus]
         if plus is not None and plus.shape != shape:
             raise UnknownStepError("add of different sizes")
         out = self._new(step.output, shape)
         before, bias = len(self._items), self._bias_count
-        for first, jobs, tiling in kernel.pieces(forward, x.shape[1:], size, self._blocks):
+        make = halved if step.halves else forward
+        for first, jobs, tiling in kernel.pieces(make, x.shape[1:], size, self._blocks):
             parts = -(-self._threads // jobs)
             row = {
                 "kind": LAYER, "input": x.place, "output": out.place, "plus": -1 if plus is None else plus.place,
@@ -317,6 +321,14 @@ class _Tables:
                 slots[tiling.order] = slots.copy()
             self._folds.append((Folded(step.module, step.norm), slots, slice(bias, bias + kernel.layer.outputs)))
         self._bias_count += kernel.layer.outputs
+
+    def _add_apart(self, step: Step, x: _Value) -> None:
+        """A layer, then the pool that follows it."""
+        between = f"{step.output} before pooling"
+        self._uses[between] = 1
+        self._add_layer(replace(step, output=between, halves=False), x)
+        self._add(Step("max_pool", (between,), step.output, numbers=HALVES))
+        self._release(self.values[between].buffer)
 
     def _fold(self, folded: Folded, slots: Ints, bias: int) -> None:
         self._folds.append((folded, slots, slice(self._bias_count, self._bias_count + bias)))

@@ -21,8 +21,9 @@ from driveprune.sparse.tile import (
     make_finish,
     make_products,
     make_tile,
+    make_windows,
 )
-from driveprune.sparse.tiling import HALF, SIZES
+from driveprune.sparse.tiling import HALF, RUNS, SIZES, WINDOWS
 from driveprune.sparse.vector import clear_vector, copy_row, copy_vector, prefetch_lines
 
 (
@@ -33,6 +34,8 @@ from driveprune.sparse.vector import clear_vector, copy_row, copy_vector, prefet
 
 _tile_1x8, _tile_2x4, _tile_4x2, _tile_8x1 = (make_tile(TILE // run, run) for run in (8, 4, 2, 1))
 _finish_1x8, _finish_2x4, _finish_4x2, _finish_8x1 = (make_finish(TILE // run, run) for run in (8, 4, 2, 1))
+_windows = make_windows()
+_WINDOW_SUMS = RUNS.index(4)  # the kind of tile that sums of windows come in
 _tile_1x4, _finish_1x4 = (make(1, 4, ways=2) for make in (make_tile, make_finish))
 _products_1x8, _products_2x4, _products_4x2, _products_8x1 = (make_products(TILE // run, run) for run in (8, 4, 2, 1))
 
@@ -189,6 +192,7 @@ def correlate_blocks(
     """The outputs `low` to `high` of as many blocks of images as the tables are for."""
     groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
     weights, table, side = (offsets, values), (inward, outward), (inward, aside)
+    zero = np.float32(0.0)
     for band in range(len(bands)):
         _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band, 0], scratch)
         for r in range(bands[band, 1], bands[band, 2]):
@@ -196,12 +200,19 @@ def correlate_blocks(
             for t in range(runs[r, 2], runs[r, 3]):
                 soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
                 if groups > 1:
-                    _sum_groups(kind, scratch, weights, starts, key, sizes, side, t * TILE, bias, low, high)
+                    plain = _WINDOW_SUMS if kind == WINDOWS else kind
+                    _sum_groups(plain, scratch, weights, starts, key, sizes, side, t * TILE, bias, low, high)
                 for o in range(low, high):
                     base = out_base + o * plane
                     _look_ahead(x, soon, lines, sizes, o - low, high - low)
-                    if groups > 1:
-                        last = key + (groups - 1) * outputs + o
+                    last = key + (groups - 1) * outputs + o
+                    if kind == WINDOWS:
+                        _windows(
+                            scratch, sizes[SUMS] + o * TILE * LANES, groups > 1, bias[o] if groups == 1 else zero,
+                            offsets, values, _bounds(starts, last), inward, outward, t * TILE, out, base, step, relu,
+                            stream,
+                        )  # fmt: skip
+                    elif groups > 1:
                         _finish(
                             kind, scratch, sizes[SUMS] + o * TILE * LANES, weights, _bounds(starts, last),
                             table, t * TILE, out, base, step, plus, start == FROM_BIAS_AND_PLUS, relu, stream,

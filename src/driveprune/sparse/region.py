@@ -183,14 +183,21 @@ def _longer(step: Step, open_end: Callable[[str], Step | None]) -> tuple[Step, S
     return None
 
 
-def with_pools(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:
-    """Normalisations with ReLU and the halving pool that follows them in one step: for training."""
+def _goes_with_pool(step: Step, training: bool) -> bool:
+    """Whether a halving pool after a step can be done with it."""
+    if step.plus is not None:
+        return False
+    return step.norm is not None and step.relu if training else step.kind == "layer"
+
+
+def with_pools(steps: list[Step], outputs: tuple[str, ...], *, training: bool) -> list[Step]:
+    """Halving pools in one step with what comes before: a normalisation with ReLU in training, else a layer."""
     needed = [*outputs, *(name for step in steps for name in (*step.inputs, step.plus))]
     found: list[Step] = []
     for step in steps:
         before = next((each for each in found if each.output == step.inputs[0]), None)
         halves = step.kind == "max_pool" and step.numbers == blocked.HALVES and needed.count(step.inputs[0]) == 1
-        if halves and before is not None and before.norm is not None and before.relu and before.plus is None:
+        if halves and before is not None and _goes_with_pool(before, training):
             found[found.index(before)] = replace(before, output=step.output, halves=True)
         else:
             found.append(step)
@@ -258,7 +265,7 @@ class Region:
 
     @cached_property
     def _learning_steps(self) -> list[Step]:
-        return with_pools(self.steps, self.outputs)
+        return with_pools(self.steps, self.outputs, training=True)
 
     def _in_training(self) -> bool:
         """Whether something in it behaves differently in training, and is in that mode."""
@@ -293,7 +300,7 @@ class Region:
         try:
             if count <= FEW:
                 return FlatRegion(self.steps, shapes, self.outputs)
-            return BatchRegion(self.steps, shapes, self.outputs, count)
+            return BatchRegion(with_pools(self.steps, self.outputs, training=False), shapes, self.outputs, count)
         except UnknownStepError:
             return None
 

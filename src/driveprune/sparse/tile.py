@@ -14,6 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from driveprune.sparse.code import FLOAT, I64, LANES, Code
+from driveprune.sparse.vector import larger
 
 TILE = 8
 """Vectors in a tile: as many sums as it takes to keep two multiply-adds a cycle going, and registers are left."""
@@ -203,6 +204,47 @@ def make_finish(stretches: int, run: int, width: int = LANES, ways: int = 1) -> 
         return signature, codegen
 
     return finish
+
+
+def make_windows(width: int = LANES) -> Any:
+    """The sums of one output over a tile of 2×4 pixels: the largest ones of its two windows of 2×2.
+
+    windows(x, begin, has_sums, bias, offsets, values, bounds, inward, outward, place, out, base, step, relu, stream):
+
+    the sums are the bias (plus x[begin + t], if `has_sums`) plus the products of weights as in `make_tile`; the first
+    window goes to out[base + outward[place]], the other one a step further, clipped at zero if `relu`.
+    """
+
+    @intrinsic
+    def windows(
+        _: Any, x: Any, begin: Any, has_sums: Any, bias: Any, offsets: Any, values: Any, bounds: Any, inward: Any,
+        outward: Any, place: Any, out: Any, base: Any, step: Any, relu: Any, stream: Any,
+    ) -> Any:  # fmt: skip
+        int64, boolean = types.int64, types.boolean
+        signature = types.void(
+            x, int64, boolean, types.float32, offsets, values, bounds, inward, outward, int64, out, int64, int64,
+            boolean, boolean,
+        )  # fmt: skip
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args, width)
+            begin, has_sums, bias, place, base, step, relu = (args[n] for n in (1, 2, 3, 9, 11, 12, 13))
+            sources = _places(code, code.data(0), code.data(7), place, 2)
+            start = _places(code, code.at(code.data(10), base), code.data(8), place, 1)
+            before = [code.at(code.data(0), begin, t * width) for t in range(TILE)]
+            first = code.added_if(has_sums, [code.splat(bias)] * TILE, before)
+            sums = _products_added(code, code.data(4), code.data(5), args[6], sources, 4, first, 1)
+            best = []
+            for left in (0, 2):
+                rows = [larger(code, *sums[row * 4 + left : row * 4 + left + 2]) for row in range(2)]
+                best.append(larger(code, *rows))
+            clipped = [builder.select(relu, code.positive(value, value), value) for value in best]
+            code.store_all(clipped, _stepped(code, start, step, 2), args[14])
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return windows
 
 
 def make_products(stretches: int, run: int, width: int = LANES) -> Any:

@@ -37,6 +37,9 @@ RUNS = (8, 4, 2, 1)
 HALF = len(RUNS)
 """The kind of a tile of four vectors, for which weights are taken in twos: all there is of 32 images of one pixel."""
 
+WINDOWS = HALF + 1
+"""The kind of a tile of 2×4 pixels of which the largest of each window of 2×2 is wanted."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -152,6 +155,21 @@ class _Class:
 
 def forward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
     """The tables of a layer's output, for so many blocks of images of a size at a time."""
+    return _forward(layer, height, width, blocks, windows=False)
+
+
+def can_halve(layer: Layer, height: int, width: int) -> bool:
+    """Whether the tables of `halved` can be made."""
+    rows, columns = layer.size(height, width)
+    return rows % 2 == 0 and columns % 4 == 0
+
+
+def halved(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
+    """The same for the largest values of windows of 2×2 of the output, side by side."""
+    return _forward(layer, height, width, blocks, windows=True)
+
+
+def _forward(layer: Layer, height: int, width: int, blocks: int, *, windows: bool) -> Tiling:
     out = layer.size(height, width)
     y, x = layer.places[:, 2] * layer.dilation[0], layer.places[:, 3] * layer.dilation[1]
     step = layer.stride[1]
@@ -161,7 +179,7 @@ def forward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
     return _tiling(
         (layer.outputs, layer.inputs), layer.places[:, 0], layer.places[:, 1], (height, width), out, [pixels],
         grid=out, stride=layer.stride, scale=(1, 1), reach=(reach[0], reach[1] // step), before=layer.padding,
-        blocks=blocks,
+        blocks=blocks, windows=windows,
     )  # fmt: skip
 
 
@@ -212,6 +230,7 @@ def _tiling(
     reach: tuple[int, int],
     before: tuple[int, int],
     blocks: int,
+    windows: bool = False,
 ) -> Tiling:
     """Tables for outputs that are sums over inputs at fixed offsets.
 
@@ -223,19 +242,21 @@ def _tiling(
     half = across and blocks == TILE // 2
     columns = grid[1] + reach[1]
     row_pitch = stride[1] * columns * LANES
-    rows = _rows_at_a_time(inputs, grid, stride[0], reach[0], row_pitch * blocks)
+    run = 4 if windows else next(run for run in RUNS if run <= grid[1])
+    out = (out[0] // 2, out[1] // 2) if windows else out
+    rows = _rows_at_a_time(inputs, grid, run, stride[0], reach[0], row_pitch * blocks)
     deep = (rows - 1) * stride[0] + reach[0] + 1
     block_pitch = LANES if across else deep * row_pitch
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
-    tiles = _Tiles(across, half, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
+    tiles = _Tiles(across, half, windows, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
     bands = []
     for first in range(0, grid[0], rows):
         begin = len(tiles.runs)
         for number, each in enumerate(classes):
             tiles.add(number, each, first, min(first + rows, grid[0]))
         bands.append((first * stride[0] - before[0], begin, len(tiles.runs)))
-    groups = _groups(inputs, len(to), outputs, reach, stride, grid[1])
+    groups = _groups(inputs, len(to), outputs, reach, stride, run)
     starts, offsets, order = _weights(
         classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half
     )
@@ -258,9 +279,8 @@ def _table(rows: Sequence[Sequence[int]], width: int) -> Ints:
     return np.array(rows, np.int64).reshape(-1, width)
 
 
-def _rows_at_a_time(inputs: int, grid: tuple[int, int], stride: int, reach: int, row_bytes: int) -> int:
+def _rows_at_a_time(inputs: int, grid: tuple[int, int], run: int, stride: int, reach: int, row_bytes: int) -> int:
     """As many rows as the scratch has room for, and enough to fill tiles of narrow images."""
-    run = next(run for run in RUNS if run <= grid[1])
     least = min(grid[0], TILE // run)
     rows = least
     while (
@@ -279,10 +299,9 @@ def _not_a_power(pitch: int) -> int:
 
 
 def _groups(
-    inputs: int, weights: int, outputs: int, reach: tuple[int, int], stride: tuple[int, int], width: int
+    inputs: int, weights: int, outputs: int, reach: tuple[int, int], stride: tuple[int, int], run: int
 ) -> int:
     """In how many groups to take the input channels, so that what the tiles of one read stays close."""
-    run = next(run for run in RUNS if run <= width)
     pixels = (TILE // run + reach[0]) * (run + reach[1]) * stride[0] * stride[1]
     wanted = -(-inputs * pixels * LANES * 4 // FIRST_LEVEL_BYTES)
     return int(max(1, min(wanted, weights // max(1, outputs) // LEAST_WEIGHTS)))
@@ -332,10 +351,11 @@ class _Tiles:
     """Collects the tiles of an output."""
 
     def __init__(
-        self, across: bool, half: bool, block_pitch: int, row_pitch: int, outputs: int, out: tuple[int, int],
-        blocks: int, scale: tuple[int, int],
+        self, across: bool, half: bool, windows: bool, block_pitch: int, row_pitch: int, outputs: int,
+        out: tuple[int, int], blocks: int, scale: tuple[int, int],
     ) -> None:  # fmt: skip
-        self._across, self._half, self._block_pitch, self._row_pitch = across, half, block_pitch, row_pitch
+        self._across, self._half, self._windows = across, half, windows
+        self._block_pitch, self._row_pitch = block_pitch, row_pitch
         self._out, self._blocks, self._scale = out, blocks, scale
         self._out_block = outputs * out[0] * out[1] * LANES
         self.runs: list[tuple[int, ...]] = []
@@ -346,6 +366,9 @@ class _Tiles:
 
     def add(self, number: int, each: _Class, first: int, end: int) -> None:
         """The pixels of a class in the grid's rows `first` to `end`."""
+        if self._windows:
+            self._group(number, WINDOWS, 2, self._window_rows(first, end, each.columns[1]))
+            return
         stretches: dict[int, list[tuple[int, int]]] = {run: [] for run in RUNS}
         for inward, outward, length, step in self._lines(each, first, end):
             done = 0
@@ -368,6 +391,17 @@ class _Tiles:
                 inward = block * self._block_pitch + (u - first) * self._row_pitch + low * LANES
                 outward = block * self._out_block + (y * self._out[1] + x) * LANES
                 found.append((inward, outward, high - low, self._scale[1] * LANES))
+        return found
+
+    def _window_rows(self, first: int, end: int, columns: int) -> list[tuple[int, int]]:
+        """The two rows of each two windows side by side."""
+        found = []
+        for block in range(self._blocks):
+            for u in range(first, end, 2):
+                for v in range(0, columns, 4):
+                    outward = block * self._out_block + (u // 2 * self._out[1] + v // 2) * LANES
+                    inward = block * self._block_pitch + (u - first) * self._row_pitch + v * LANES
+                    found += [(inward, outward), (inward + self._row_pitch, outward)]
         return found
 
     def _group(self, number: int, kind: int, size: int, stretches: list[tuple[int, int]]) -> None:
