@@ -270,12 +270,13 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
                 kind = runs[r, 1]
                 for t in range(runs[r, 2], runs[r, 3]):
                     soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
-                    next_tile = base + outward[t * TILE] + TILE * LANES
+                    following = outward[min(t + 1, runs[r, 3] - 1) * TILE :]
                     for o in range(outputs):
                         if group == 0:  # the others find all of it in the cache
                             _look_ahead(x, soon, lines, sizes, o, outputs)
-                            if kind == 0:
-                                prefetch_lines(slope, next_tile + o * plane, TILE * LANES // LINE)
+                            for stretch in range(kind + 1 if kind < 2 else 0):
+                                soon_used = base + following[stretch] + o * plane
+                                prefetch_lines(slope, soon_used, TILE // (kind + 1) * LANES // LINE)
                         begin, end = starts[key + o], starts[key + o + 1]
                         if begin < end:
                             _products(

@@ -242,14 +242,14 @@ def _tiling(
     half = across and blocks == TILE // 2
     columns = grid[1] + reach[1]
     row_pitch = stride[1] * columns * LANES
-    run = 4 if windows else next(run for run in RUNS if run <= grid[1])
+    run = 4 if windows else _run(grid, reach)
     out = (out[0] // 2, out[1] // 2) if windows else out
     rows = _rows_at_a_time(inputs, grid, run, stride[0], reach[0], row_pitch * blocks)
     deep = (rows - 1) * stride[0] + reach[0] + 1
     block_pitch = LANES if across else deep * row_pitch
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
-    tiles = _Tiles(across, half, windows, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
+    tiles = _Tiles(run, across, half, windows, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
     bands = []
     for first in range(0, grid[0], rows):
         begin = len(tiles.runs)
@@ -273,6 +273,12 @@ def _tiling(
         _table(tiles.aside, TILE).reshape(-1),
         np.array(tiles.counted, np.float32).reshape(-1), starts, offsets, order,
     )  # fmt: skip
+
+
+def _run(grid: tuple[int, int], reach: tuple[int, int]) -> int:
+    """How many pixels lie side by side in a tile: fewer where kernels are high, as a tile of two rows reads less."""
+    widest = next(run for run in RUNS if run <= grid[1])
+    return min(widest, 4) if grid[0] > 1 and reach[0] > 0 else widest
 
 
 def _table(rows: Sequence[Sequence[int]], width: int) -> Ints:
@@ -351,10 +357,10 @@ class _Tiles:
     """Collects the tiles of an output."""
 
     def __init__(
-        self, across: bool, half: bool, windows: bool, block_pitch: int, row_pitch: int, outputs: int,
+        self, run: int, across: bool, half: bool, windows: bool, block_pitch: int, row_pitch: int, outputs: int,
         out: tuple[int, int], blocks: int, scale: tuple[int, int],
     ) -> None:  # fmt: skip
-        self._across, self._half, self._windows = across, half, windows
+        self._run, self._across, self._half, self._windows = run, across, half, windows
         self._block_pitch, self._row_pitch = block_pitch, row_pitch
         self._out, self._blocks, self._scale = out, blocks, scale
         self._out_block = outputs * out[0] * out[1] * LANES
@@ -370,11 +376,13 @@ class _Tiles:
             self._group(number, WINDOWS, 2, self._window_rows(first, end, each.columns[1]))
             return
         stretches: dict[int, list[tuple[int, int]]] = {run: [] for run in RUNS}
-        for inward, outward, length, step in self._lines(each, first, end):
-            done = 0
-            for run in RUNS:
+        lines, height = self._lines(each, first, end), 1 if self._across else TILE // self._run
+        for at in range(0, len(lines), height):
+            done, length = 0, lines[at][2]
+            for run in RUNS[RUNS.index(TILE // height) :]:
                 while length - done >= run:
-                    stretches[run].append((inward + done * LANES, outward + done * step))
+                    for inward, outward, _, step in lines[at : at + height]:
+                        stretches[run].append((inward + done * LANES, outward + done * step))
                     done += run
         for kind, run in enumerate(RUNS):
             self._group(number, kind, TILE // run, stretches[run])
