@@ -25,7 +25,7 @@ SCRATCH_BYTES = 350_000
 """What a thread's scratch memory should take: with what is read for the next band and the sums, less than a usual
 second-level cache."""
 
-FIRST_LEVEL_BYTES = 17_000
+FIRST_LEVEL_BYTES = 22_000
 """What the inputs of a tile should take of the first-level cache (32 kB or more)."""
 
 LEAST_WEIGHTS = 15
