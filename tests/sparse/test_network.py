@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import weakref
 from collections import namedtuple
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import driveprune as dp
 from driveprune.sparse.code import LANES
 from driveprune.sparse.layers import SparseLayer
+from driveprune.sparse.network import SparseNetwork
 from tests.nets import (
     DenseLike,
     InceptionLike,
@@ -522,20 +524,56 @@ class Encoder(nn.Module):
         return self.head(self.layer(x).mean(1))
 
 
+@pytest.mark.parametrize("filled_in", [False, True])
 @pytest.mark.parametrize(
     ("make", "shape"), [(Constants, (3, 6, 6)), (InPlace, (4,)), (Reads, (4,)), (Encoder, (5, 8))]
 )
-def test_networks_that_do_unusual_things(make, shape):
+def test_networks_that_do_unusual_things(make, shape, filled_in):
     net = make().eval()
     mask = {name: floats(*p.shape) > 0 for name, p in net.named_parameters() if p.dim() > 1 and "place" not in name}
     sparse, dense = dp.sparsify(net, mask, floats(1, *shape), layers="sparse"), masked(net, mask)
     assert any(isinstance(module, SparseLayer) for module in sparse.modules())
+    if filled_in and isinstance(sparse, SparseNetwork):
+        sparse.fill_in()
+        sparse = copy.deepcopy(sparse)
     for count in (1, 2, 9):
         for learns in (True, False):
             with torch.set_grad_enabled(learns):
                 x = floats(count, *shape)
                 assert_near(sparse(x.clone()), dense(x.clone()))
     assert same(dp.densify(sparse).state_dict(), dense.state_dict())
+
+
+def test_a_network_that_is_filled_in_writes_in_place_again():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 2))
+    mask = {"0.weight": floats(4, 3, 3, 3) > 0, "3.weight": floats(2, 64) > 0}
+    sparse = dp.sparsify(net, mask, floats(1, 3, 6, 6), layers="sparse")
+    assert not sparse.get_submodule("1").inplace
+    sparse.fill_in()
+    assert sparse.get_submodule("1").inplace
+    assert_near(sparse(floats(5, 3, 6, 6)), masked(net, mask)(floats(5, 3, 6, 6)))
+
+
+def test_values_are_given_up_after_their_last_use():
+    seen = []
+
+    def doubled(x):
+        result = 2 * x
+        seen.append(weakref.ref(result))
+        return result
+
+    def alive(x):
+        return x, [each() is not None for each in seen]
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    twice = graph.call_function(doubled, (x,))
+    both = graph.call_function(torch.add, (graph.call_function(doubled, (twice,)), twice))
+    graph.output(graph.call_function(alive, (both,)))
+    net = dp.sparsify(nn.Sequential(nn.Linear(3, 2)), {"0.weight": floats(2, 3) > 0}, floats(1, 3), layers="sparse")
+    found, lives = net._run(graph, [torch.ones(3)])
+    assert found.tolist() == [6, 6, 6]
+    assert lives == [False, False]
 
 
 Pair = namedtuple("Pair", ["left", "right"])

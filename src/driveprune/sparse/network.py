@@ -179,11 +179,13 @@ class SparseNetwork(nn.Module):
                 self.add_module(str(node.target), found.get_submodule(str(node.target)))
             elif node.op == "get_attr":
                 self._take_constant(found, str(node.target))
-        for module in self.modules():
-            if getattr(module, "inplace", None) is True:
-                module.inplace = False  # type: ignore[assignment]  # the order of regions is not that of the code
+        self._in_place = [module for module in self.modules() if getattr(module, "inplace", None) is True]
+        """What may write over its input if torch computes everything, not in the order of the regions."""
+        self._set_in_place(False)
         self.dense = False
         """Whether torch computes everything, with zeros filled in, because that is faster."""
+        found.recompile()
+        self._ordinary = type(found).forward
         self.graph, self.parts, self.regions = _with_regions(found, self, inputs, layers)
         self._names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
 
@@ -191,6 +193,18 @@ class SparseNetwork(nn.Module):
         """A tensor of the network that is neither a parameter nor a buffer."""
         if "." not in name and not hasattr(self, name):
             setattr(self, name, getattr(found, name))
+
+    def fill_in(self) -> None:
+        """Let torch compute everything from now on, with zeros filled in, as in the ordinary network's own code."""
+        self.dense = True
+        self._set_in_place(True)
+        for module in self.modules():
+            if isinstance(module, SparseLayer):
+                module.dense = module.channels_last = True
+
+    def _set_in_place(self, wanted: bool) -> None:
+        for module in self._in_place:
+            module.inplace = wanted  # type: ignore[assignment]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,13 +214,15 @@ class SparseNetwork(nn.Module):
             raise TypeError(f"the network takes {names}, got {len(args)} inputs and {sorted(kwargs)}")
         if len(args) < len(names):
             inputs = tuple(traced.arguments(self.graph, Inputs(args, kwargs)))
-        return _plain(self._run(self.graph, inputs))
+        return _plain(self._ordinary(self, *inputs) if self.dense else self._run(self.graph, inputs))
 
     def _run(self, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
-        """What a graph computes from its inputs."""
+        """What a graph computes from its inputs. A value is given up after its last use, as in ordinary code."""
         given = iter(inputs)
         known: dict[fx.Node, Any] = {}
+        uses: dict[fx.Node, int] = {}
         for node in graph.nodes:
+            uses[node] = len(node.users)
             if node.op == "placeholder":
                 known[node] = next(given)
                 continue
@@ -214,6 +230,10 @@ class SparseNetwork(nn.Module):
             named = {name: _resolved(each, known) for name, each in node.kwargs.items()} if node.kwargs else {}
             if node.op == "output":
                 return values[0]
+            for each in node.all_input_nodes:
+                uses[each] -= 1
+                if not uses[each]:
+                    del known[each]
             known[node] = self._value(node, values, named)
         raise AssertionError("a graph ends with its output")
 
@@ -221,7 +241,7 @@ class SparseNetwork(nn.Module):
         target: Any = node.target
         if node.op == "call_module":
             region = self.regions.get(target)
-            if region is not None and not self.dense and region.fits(*args):
+            if region is not None and region.fits(*args):
                 found = region(*args)
                 return found[0] if len(found) == 1 else found
             if region is not None:
@@ -475,22 +495,14 @@ def _take_the_faster(net: SparseNetwork, inputs: Inputs) -> None:
     for size in (BATCH,) if net.training else (1, BATCH):
         given = Inputs(*tree_map(partial(_repeated, size=size), (inputs.args, inputs.kwargs)))
         filled = copy.deepcopy(net)
-        _fill_in(filled)
+        filled.fill_in()
         try:
             sparse, dense = _seconds_in_turn((twin, filled), given)
         except RuntimeError:  # the network's own code does not know the other memory format
             return
         if sparse > NO_SLOWER * dense:
-            _fill_in(net)
+            net.fill_in()
             return
-
-
-def _fill_in(net: SparseNetwork) -> None:
-    """Compute with zeros from now on."""
-    net.dense = True
-    for module in net.modules():
-        if isinstance(module, SparseLayer):
-            module.dense = module.channels_last = True
 
 
 def _repeated(leaf: Any, size: int) -> Any:
