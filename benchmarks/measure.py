@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from driveprune.bench import fastest, interleaved
+from driveprune.sparse.code import LANES
 
 __all__ = ["RESULTS", "each", "fastest", "interleaved", "machine", "ratio", "write"]
 
@@ -41,6 +42,7 @@ def machine() -> dict[str, object]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "processor": _processor(),
+        "vector_bits": 32 * LANES,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
