@@ -258,6 +258,14 @@ def _products(kind, x, offsets, begin, end, table, place, slope, base, step, sum
         _products_8x1(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
 
 
+@numba.njit(inline="always")
+def _look_ahead_back(slope, base, tile, kind):
+    """Have an output's gradient of the next tile in the cache when it is needed, if the images are wide."""
+    if kind < 2:
+        for stretch in range(1 << kind):
+            prefetch_lines(slope, base + tile[stretch], (TILE >> kind) * LANES // LINE)
+
+
 @compiled()
 def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums):
     """The sums of as many blocks of images as the tables are for."""
@@ -270,13 +278,11 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
                 kind = runs[r, 1]
                 for t in range(runs[r, 2], runs[r, 3]):
                     soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
-                    following = outward[min(t + 1, runs[r, 3] - 1) * TILE :]
+                    next_tile = outward[min(t + 1, runs[r, 3] - 1) * TILE :]
                     for o in range(outputs):
                         if group == 0:  # the others find all of it in the cache
                             _look_ahead(x, soon, lines, sizes, o, outputs)
-                            for stretch in range(kind + 1 if kind < 2 else 0):
-                                soon_used = base + following[stretch] + o * plane
-                                prefetch_lines(slope, soon_used, TILE // (kind + 1) * LANES // LINE)
+                            _look_ahead_back(slope, base + o * plane, next_tile, kind)
                         begin, end = starts[key + o], starts[key + o + 1]
                         if begin < end:
                             _products(

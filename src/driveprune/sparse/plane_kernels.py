@@ -79,6 +79,13 @@ def _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, 
 
 
 @compiled()
+def _take_gradients(c, total, product, inv, count, dweight, dbias):
+    """The gradients of a channel's weight and bias; what goes back through the mean and variance of its numbers."""
+    dbias[c], dweight[c] = total, product * inv
+    return np.float32(total / count), np.float32(product * inv * inv / count)
+
+
+@compiled()
 def _clear_lanes(x, base, plane, last):
     """Zeros for images that are none, in a plane of the last block."""
     for k in range(plane):
@@ -143,10 +150,9 @@ def normalise_backward(
                 found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
             total += found[0]
             product += found[1]
-        dbias[c] = total
-        dweight[c] = product * inv
-        first = np.float32(total / count) if training else zero
-        second = np.float32(product * inv * inv / count) if training else zero
+        first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
+        if not training:
+            first, second = zero, zero
         for block in range(blocks):
             base = (block * channels + c) * plane
             if relu and not has_plus:
@@ -188,9 +194,7 @@ def normalise_windows_backward(
             found = window_slope_sums(y, slope, dy, 4 * base, base, form, a, b, mean, zero, zero, False)
             total += found[0]
             product += found[1]
-        dbias[c] = total
-        dweight[c] = product * inv
-        first, second = np.float32(total / count), np.float32(product * inv * inv / count)
+        first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
         for block in range(blocks):
             base = (block * channels + c) * small
             window_slope_apply(y, slope, dy, 4 * base, base, form, a, b, mean, first, second, stream)

@@ -242,7 +242,7 @@ def _tiling(
     half = across and blocks == TILE // 2
     columns = grid[1] + reach[1]
     row_pitch = stride[1] * columns * LANES
-    run = 4 if windows else _run(grid, reach)
+    run = TILE if across else 4 if windows else _run(grid, reach)
     out = (out[0] // 2, out[1] // 2) if windows else out
     rows = _rows_at_a_time(inputs, grid, run, stride[0], reach[0], row_pitch * blocks)
     deep = (rows - 1) * stride[0] + reach[0] + 1
@@ -250,12 +250,10 @@ def _tiling(
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
     tiles = _Tiles(run, across, half, windows, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
-    bands = []
-    for first in range(0, grid[0], rows):
-        begin = len(tiles.runs)
-        for number, each in enumerate(classes):
-            tiles.add(number, each, first, min(first + rows, grid[0]))
-        bands.append((first * stride[0] - before[0], begin, len(tiles.runs)))
+    bands = [
+        (first * stride[0] - before[0], *tiles.add_band(classes, first, min(first + rows, grid[0])))
+        for first in range(0, grid[0], rows)
+    ]
     groups = _groups(inputs, len(to), outputs, reach, stride, run)
     starts, offsets, order = _weights(
         classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half
@@ -267,12 +265,8 @@ def _tiling(
         "groups": groups, "step": step,
         "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES,
     }  # fmt: skip
-    return Tiling(
-        np.array([known[name] for name in SIZES], np.int64), _table(bands, 3), _table(tiles.runs, 4),
-        _table(tiles.inward, TILE).reshape(-1), _table(tiles.outward, TILE).reshape(-1),
-        _table(tiles.aside, TILE).reshape(-1),
-        np.array(tiles.counted, np.float32).reshape(-1), starts, offsets, order,
-    )  # fmt: skip
+    sizes = np.array([known[name] for name in SIZES], np.int64)
+    return Tiling(sizes, _table(bands, 3), *tiles.tables(), starts, offsets, order)
 
 
 def _run(grid: tuple[int, int], reach: tuple[int, int]) -> int:
@@ -364,22 +358,36 @@ class _Tiles:
         self._block_pitch, self._row_pitch = block_pitch, row_pitch
         self._out, self._blocks, self._scale = out, blocks, scale
         self._out_block = outputs * out[0] * out[1] * LANES
-        self.runs: list[tuple[int, ...]] = []
-        self.inward: list[list[int]] = []
-        self.outward: list[list[int]] = []
-        self.aside: list[list[int]] = []
-        self.counted: list[list[int]] = []
+        self._runs: list[tuple[int, ...]] = []
+        self._inward: list[list[int]] = []
+        self._outward: list[list[int]] = []
+        self._aside: list[list[int]] = []
+        self._counted: list[list[int]] = []
 
-    def add(self, number: int, each: _Class, first: int, end: int) -> None:
+    def tables(self) -> tuple[Ints, Ints, Ints, Ints, npt.NDArray[np.float32]]:
+        """Runs, inward, outward, aside and counted, as in `Tiling`."""
+        inward, outward, aside = (
+            _table(each, TILE).reshape(-1) for each in (self._inward, self._outward, self._aside)
+        )
+        return _table(self._runs, 4), inward, outward, aside, np.array(self._counted, np.float32).reshape(-1)
+
+    def add_band(self, classes: list[_Class], first: int, end: int) -> tuple[int, int]:
+        """The pixels in the grid's rows `first` to `end`; from which run on, to which."""
+        begin = len(self._runs)
+        for number, each in enumerate(classes):
+            self._add(number, each, first, end)
+        return begin, len(self._runs)
+
+    def _add(self, number: int, each: _Class, first: int, end: int) -> None:
         """The pixels of a class in the grid's rows `first` to `end`."""
         if self._windows:
             self._group(number, WINDOWS, 2, self._window_rows(first, end, each.columns[1]))
             return
         stretches: dict[int, list[tuple[int, int]]] = {run: [] for run in RUNS}
-        lines, height = self._lines(each, first, end), 1 if self._across else TILE // self._run
-        for at in range(0, len(lines), height):
+        lines, height = self._lines(each, first, end), TILE // self._run
+        for at in range(0, len(lines), height):  # the stretches of a tile are one below the other
             done, length = 0, lines[at][2]
-            for run in RUNS[RUNS.index(TILE // height) :]:
+            for run in RUNS[RUNS.index(self._run) :]:
                 while length - done >= run:
                     for inward, outward, _, step in lines[at : at + height]:
                         stretches[run].append((inward + done * LANES, outward + done * step))
@@ -416,12 +424,12 @@ class _Tiles:
         """Tiles of `size` stretches each; the last ones are repeated to fill the last tile."""
         if not stretches:
             return
-        begin = len(self.inward)
+        begin = len(self._inward)
         for at in range(0, len(stretches), size):
             some = stretches[at : at + size]
-            self.counted.append([1] * len(some) + [0] * (TILE - len(some)))
+            self._counted.append([1] * len(some) + [0] * (TILE - len(some)))
             some += some[-1:] * (size - len(some))
-            self.inward.append([inward for inward, _ in some] + [0] * (TILE - size))
-            self.outward.append([outward for _, outward in some] + [0] * (TILE - size))
-            self.aside.append([a * (TILE // size) * LANES for a in range(TILE)])
-        self.runs.append((number, HALF if self._half else kind, begin, len(self.inward)))
+            self._inward.append([inward for inward, _ in some] + [0] * (TILE - size))
+            self._outward.append([outward for _, outward in some] + [0] * (TILE - size))
+            self._aside.append([a * (TILE // size) * LANES for a in range(TILE)])
+        self._runs.append((number, HALF if self._half else kind, begin, len(self._inward)))
