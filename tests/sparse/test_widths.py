@@ -1,4 +1,4 @@
-"""Whole networks in the widths of other processors: four lanes (NEON, SSE) and sixteen (AVX-512)."""
+"""Whole networks in the widths of other processors: four lanes (NEON, SSE), eight (AVX2) and sixteen (AVX-512)."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from driveprune.sparse.code import LANES
 
 HERE = Path(__file__).parent
 FILES = ("test_kernels", "test_blocked", "test_region", "test_network", "test_batch", "test_flat")
@@ -29,9 +31,15 @@ sys.exit(pytest.main({arguments}))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lanes", "names"),
-    [(4, {"avx512f": False, "avx2": False}), (16, {"avx512f": True})],
+    [
+        (4, {"avx512f": False, "avx2": False}),
+        (8, {"avx512f": False, "avx2": True, "fma": True}),
+        (16, {"avx512f": True}),
+    ],
 )
 def test_the_tests_of_the_engine_pass(lanes, names, tmp_path):
+    if lanes == LANES:
+        pytest.skip("this processor's own width, as in all other tests")
     others = ["-k", "not forked"]  # it starts a process with this processor's own width
     arguments = ["-q", "-x", "-p", "no:cacheprovider", *others, *(str(HERE / f"{name}.py") for name in FILES)]
     found = subprocess.run(
