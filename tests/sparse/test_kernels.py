@@ -81,6 +81,8 @@ def test_four_blocks_of_one_pixel(batch, density):
         ((96, 80, 3, 3), (9, 9), (1, 1), (1, 1)),  # input channels in groups
         ((40, 300, 1, 1), (1, 1), (1, 1), (0, 0)),  # a linear layer
         ((16, 64, 3, 3), (40, 33), (2, 2), (1, 1)),  # bands of rows
+        ((12, 130, 3, 3), (19, 21), (1, 1), (1, 1)),  # a ring of rows
+        ((12, 70, 5, 3), (17, 19), (1, 1), (4, 0)),  # a ring of five, with rows of the gradient that are no pixels
         ((6, 5, 3, 3), (2, 2), (1, 1), (1, 1)),  # several blocks in a tile
     ],
 )
@@ -161,9 +163,9 @@ def test_tiles_look_ahead_at_what_the_next_band_reads(stride, make, padding, blo
     channels, height, width, deep = (
         int(tables.sizes[tiling.SIZES[n]]) for n in ("inputs", "height", "width", "rows")
     )
-    rows = [[y for y in range(first, first + deep) if 0 <= y < height] for first, _, _ in tables.bands.tolist()]
+    rows = [[y for y in range(first, first + deep) if 0 <= y < height] for first, *_ in tables.bands.tolist()]
     assert len(rows) > 1
-    for band, (_, first, end) in enumerate(tables.bands.tolist()):
+    for band, (_, first, end, *_) in enumerate(tables.bands.tolist()):
         tiles = range(tables.runs[first, 2], tables.runs[end - 1, 3])
         shares = [kernels._ahead(0, tables.sizes, tables.bands, band, tables.runs, t) for t in tiles]
         found = [place for begin, lines in shares for place in range(begin, begin + lines * LINE)]

@@ -42,10 +42,18 @@ def number(tiling, name):
     return int(tiling.sizes[SIZES[name]])
 
 
+def turns(tiling):
+    return number(tiling, "rows") if is_ring(tiling) else 1
+
+
+def is_ring(tiling):
+    return bool(tiling.bands[:, 3].any())
+
+
 def written(tiling, blocks, channels, size):
     """How often each vector of the output is written for each class's weights, without repetitions."""
     counts = np.zeros((blocks, channels, size[0] * size[1]), int)
-    for _, first, end in tiling.bands.tolist():
+    for _, first, end, *_ in tiling.bands.tolist():
         for _, kind, begin, last in tiling.runs[first:end].tolist():
             run = RUNS[kind]
             for tile in range(begin, last):
@@ -87,7 +95,7 @@ def test_what_is_read_lies_in_the_scratch(made, blocks):
         tiling = make(layer, *size, blocks)
         assert (tiling.offsets >= 0).all()
         assert tiling.starts[0] == 0
-        assert tiling.starts[-1] == len(tiling.offsets)
+        assert tiling.starts[-1] * turns(tiling) == len(tiling.offsets)
         assert (np.diff(tiling.starts) >= 0).all()
         farthest = int(tiling.inward.max(initial=0)) + int(tiling.offsets.max(initial=0)) + TILE * LANES
         assert farthest <= tiling.scratch
@@ -104,7 +112,10 @@ def test_fours_hold_every_weight(made):
     assert (fours.starts % 4 == 0).all()
     assert len(set(fours.slots.tolist())) == len(layer.places)
     order = np.arange(len(layer.places)) if tiling.order is None else tiling.order
-    assert np.array_equal(fours.offsets[fours.slots[order]], tiling.offsets)
+    for mine, theirs in zip(
+        fours.offsets.reshape(turns(tiling), -1), tiling.offsets.reshape(turns(tiling), -1), strict=True
+    ):
+        assert np.array_equal(mine[fours.slots[order]], theirs)
 
 
 @settings(max_examples=60)
@@ -130,7 +141,7 @@ def test_a_row_of_three_pixels_by_hand():
     assert tiling.offsets.tolist() == [2 * LANES, pitch]
     assert tiling.starts.tolist() == [0, 0, 2]  # neither has a neighbour
     assert tiling.order is None
-    assert tiling.bands.tolist() == [[0, 0, 2]]
+    assert tiling.bands.tolist() == [[0, 0, 2, 0, 0]]
     assert tiling.runs.tolist() == [[0, 2, 0, 1], [0, 3, 1, 2]]  # two pixels side by side, then one
     assert tiling.inward.reshape(-1, TILE)[0, :4].tolist() == [0] * 4
     assert tiling.counted.reshape(-1, TILE).tolist() == [[1] + [0] * 7] * 2
@@ -181,10 +192,36 @@ def test_every_window_is_computed_once(made, blocks):
         small, pitch = (rows // 2) * (columns // 2) * LANES, number(tiling, "row_pitch") * layer.stride[0]
         assert number(tiling, "out_plane") == small
         places = []
-        for _, begin, end in tiling.bands.tolist():
+        for _, begin, end, *_ in tiling.bands.tolist():
             for tile in range(tiling.runs[begin, 2], tiling.runs[end - 1, 3]):
                 above, below = tiling.inward[tile * TILE : tile * TILE + 2].tolist()
                 assert below - above == pitch
                 places += [tiling.outward[tile * TILE], tiling.outward[tile * TILE] + LANES]
         expected = [block * layer.outputs * small + k for block in range(blocks) for k in range(0, small, LANES)]
         assert sorted(places) == expected
+
+
+def test_a_ring_by_hand():
+    """Three rows of the input at a time: each new one takes the place of the oldest, and all offsets turn with it."""
+    kept = torch.zeros(1, 600, 3, 3, dtype=torch.bool)
+    kept[0, 1, 0, 2] = kept[0, 1, 2, 0] = True
+    tiling = forward(layer_of(kept, padding=(1, 1)), 5, 8, 1)
+    row, pitch = number(tiling, "row_pitch"), number(tiling, "channel_pitch")
+    assert number(tiling, "rows") == 3
+    assert row == 10 * LANES
+    assert [band[0] for band in tiling.bands.tolist()] == [-1, 0, 1, 2, 3]  # where its three rows begin
+    assert [band[3:] for band in tiling.bands.tolist()] == [[0, 0], [2, 1], [2, 2], [2, 0], [2, 1]]
+    above, below = pitch + 2 * LANES, pitch  # columns of the two weights
+    turned = [[above, below + 2 * row], [above + row, below], [above + 2 * row, below + row]]
+    assert tiling.offsets.reshape(3, 2).tolist() == turned
+    assert tiling.inward.reshape(-1, TILE)[:, 0].tolist() == [0] * 5  # a tile is a whole row
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "stride", "ring"),
+    [(600, (8, 8), 1, True), (600, (8, 7), 1, False), (600, (16, 16), 2, False), (2, (8, 8), 1, False)],
+)
+def test_when_a_scratch_is_a_ring(channels, size, stride, ring):
+    kept = torch.ones(2, channels, 3, 3, dtype=torch.bool)
+    layer = layer_of(kept, stride=(stride, stride), padding=(1, 1))
+    assert is_ring(forward(layer, *size, 1)) == ring

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
+from driveprune.sparse.arena import Arena
 from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
 from driveprune.sparse.blocked import HALVES, STREAM_BYTES, pooled
 from driveprune.sparse.code import LANES, LINE
@@ -160,12 +161,11 @@ class _Tables:
     ) -> None:
         self._blocks, self._threads = blocks, count
         self._uses = _uses(steps, outputs)
-        self._gaps: list[tuple[int, int]] = []
-        self.size, self.scratch = LANES, 16
+        self._arena, self.scratch = Arena(LANES), 16
         self._rows: list[dict[str, int]] = []
         self._items: list[tuple[int, ...]] = []
         self._tilings: list[Tiling] = []
-        self._ends = dict.fromkeys(("bands", "runs", "tiles", "starts", "weights"), 0)
+        self._ends = dict.fromkeys(("bands", "runs", "tiles", "starts", "offsets", "weights"), 0)
         self._folds: list[tuple[Folded, Ints, slice]] = []
         self._bias_count = 0
         self.values: dict[str, _Value] = {}
@@ -176,6 +176,11 @@ class _Tables:
             self._add(step)
             for name in (*step.inputs, *([] if step.plus is None else [step.plus])):
                 self._release(self.values[name].buffer)
+
+    @property
+    def size(self) -> int:
+        """Numbers in the arena."""
+        return self._arena.size
 
     def weights(self) -> Weights:
         """The folded weights, to be filled in."""
@@ -192,18 +197,9 @@ class _Tables:
         return np.array(steps, np.int64), np.array(self._items, np.int64), tables, offsets
 
     def _new(self, name: str, shape: Shape) -> _Value:
-        """A value, in the smallest gap that it fits into."""
+        """A value, and its place."""
         size = self._blocks * shape[0] * shape[1] * shape[2] * LANES
-        length = -(-size // 16) * 16
-        fitting = [gap for gap in self._gaps if gap[1] >= length]
-        if fitting:
-            place, room = min(fitting, key=lambda gap: gap[1])
-            self._gaps.remove((place, room))
-            if room > length:
-                self._gaps.append((place + length, room - length))
-        else:
-            place = -(-self.size // 16) * 16
-            self.size = place + length
+        place = self._arena.take(size)
         self.values[name] = _Value(shape, _Buffer(place, size, self._uses.get(name, 0)))
         return self.values[name]
 
@@ -211,7 +207,7 @@ class _Tables:
         """One use less; after the last one, others may have the memory."""
         buffer.uses -= 1
         if buffer.uses == 0:
-            self._gaps.append((buffer.place, -(-buffer.size // 16) * 16))
+            self._arena.give_back(buffer.place, buffer.size)
 
     def _add(self, step: Step) -> None:
         x = self.values[step.inputs[0]]
@@ -306,7 +302,7 @@ class _Tables:
             }  # fmt: skip
             lengths = {
                 "bands": len(tiling.bands), "runs": len(tiling.runs), "tiles": len(tiling.inward),
-                "starts": len(tiling.starts), "weights": len(tiling.offsets),
+                "starts": len(tiling.starts), "offsets": len(tiling.offsets), "weights": int(tiling.starts[-1]),
             }  # fmt: skip
             begin = self._ends["weights"]
             for name, length in lengths.items():
@@ -316,7 +312,7 @@ class _Tables:
             self._rows.append(row)
             self._items += [(len(self._rows) - 1, piece, piece + 1, before) for piece in range(jobs * parts)]
             self.scratch = max(self.scratch, tiling.scratch)
-            slots = np.arange(begin, begin + len(tiling.offsets))
+            slots = np.arange(begin, begin + lengths["weights"])
             if tiling.order is not None:
                 slots[tiling.order] = slots.copy()
             self._folds.append((Folded(step.module, step.norm), slots, slice(bias, bias + kernel.layer.outputs)))

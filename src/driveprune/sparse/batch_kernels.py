@@ -22,14 +22,14 @@ FIELDS = {
             "kind", "input", "output", "plus", "relu", "stream", "channels", "height", "width", "rows", "columns",
             "kernel_rows", "kernel_columns", "row_stride", "column_stride", "top", "left", "first", "outputs", "bias",
             "scale", "first_block", "parts", "sizes", "bands", "bands_end", "runs", "runs_end", "tiles", "tiles_end",
-            "starts", "starts_end", "weights", "weights_end",
+            "starts", "starts_end", "offsets", "offsets_end", "weights", "weights_end",
         )
     )
 }  # fmt: skip
 (
     KIND, INPUT, OUTPUT, PLUS, RELU, STREAM, CHANNELS, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS,
     ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, FIRST, OUTPUTS, BIAS, SCALE, FIRST_BLOCK, PARTS, TABLE, BANDS, BANDS_END,
-    RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END, WEIGHTS, WEIGHTS_END,
+    RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END, OFFSETS, OFFSETS_END, WEIGHTS, WEIGHTS_END,
 ) = FIELDS.values()  # fmt: skip
 
 _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
@@ -53,7 +53,7 @@ def _layer(arena, step, tables, weights, scratch, piece):
         block * outputs * sizes[_OUT_PLANE], arena[step[PLUS] if has_plus else 0 :], values[kept],
         bias[step[BIAS] : step[BIAS] + outputs], low, high, sizes, all_bands[step[BANDS] : step[BANDS_END]],
         all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles], all_aside[tiles],
-        all_starts[step[STARTS] : step[STARTS_END]], offsets[kept], scratch,
+        all_starts[step[STARTS] : step[STARTS_END]], offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
         FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0, step[STREAM] != 0,
     )  # fmt: skip
 

@@ -141,7 +141,7 @@ class Kernel:
             forward, (x.shape[2], x.shape[3]), (slope.shape[2], slope.shape[3]), x.shape[0]
         ):
             fours = tiling.by_fours
-            scratch, sums = _scratch(count, tiling), empty(count, len(fours.offsets)).numpy()
+            scratch, sums = _scratch(count, tiling), empty(count, int(fours.starts[-1])).numpy()
             run(
                 kernels.add_weight_sums, x, slope, first, jobs, tiling.sizes, tiling.bands, tiling.runs,
                 tiling.inward, tiling.outward, tiling.counted, fours.starts, fours.offsets, scratch, sums,
@@ -328,12 +328,12 @@ def normalise(
         found = _Normalise.apply(y, ones, zeros, other, means, variances, norm.eps, last, relu, own)  # type: ignore[no-untyped-call]
         found = max_pool(found, *HALVES) if halves else found
     if norm.training and norm.running_mean is not None:
-        _follow(norm, means, variances, numbers)
+        follow(norm, means, variances, numbers)
     return found
 
 
 @torch.no_grad()
-def _follow(norm: nn.BatchNorm1d | nn.BatchNorm2d, means: Tensor, variances: Tensor, numbers: int) -> None:
+def follow(norm: nn.BatchNorm1d | nn.BatchNorm2d, means: Tensor, variances: Tensor, numbers: int) -> None:
     """The running statistics, as torch's own module follows them."""
     assert norm.running_mean is not None
     assert norm.running_var is not None

@@ -55,8 +55,11 @@ def _copy_sorted(x, begin, scratch, to, sizes):
 
 
 @compiled()
-def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
-    """The rows of a band, of all channels, into the scratch, with zeros where there is no image."""
+def _copy_band(x, x_base, blocks, sizes, band, scratch):
+    """The rows of a band, of all channels, into the scratch, with zeros where there is no image.
+
+    Rows that are there already stay; the first one is where the turn of the ring begins.
+    """
     height, width, rows, columns = sizes[HEIGHT], sizes[WIDTH], sizes[ROWS], sizes[COLUMNS]
     channels, stride, left = sizes[INPUTS], sizes[STRIDE], sizes[LEFT]
     low = min(max(0, left), columns)  # columns [low, high) of the scratch are in the image, if the stride is 1
@@ -65,8 +68,8 @@ def _copy_band(x, x_base, blocks, sizes, first_row, scratch):
         for b in range(blocks):
             source = x_base + (b * channels + c) * height * width * LANES
             target = c * sizes[CHANNEL_PITCH] + b * sizes[BLOCK_PITCH]
-            for r in range(rows):
-                y, to = first_row + r, target + r * sizes[ROW_PITCH]
+            for r in range(band[3], rows):
+                y, to = band[0] + r, target + (r + band[4]) % rows * sizes[ROW_PITCH]
                 begin = source + (y * width - left) * LANES
                 if y < 0 or y >= height:
                     for q in range(stride * columns):
@@ -191,10 +194,12 @@ def correlate_blocks(
 ):  # fmt: skip
     """The outputs `low` to `high` of as many blocks of images as the tables are for."""
     groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
-    weights, table, side = (offsets, values), (inward, outward), (inward, aside)
+    table, side = (inward, outward), (inward, aside)
     zero = np.float32(0.0)
     for band in range(len(bands)):
-        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band, 0], scratch)
+        turned = offsets[bands[band, 4] * len(values) :]
+        weights = turned, values
+        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch)
         for r in range(bands[band, 1], bands[band, 2]):
             key, kind = runs[r, 0] * groups * outputs, runs[r, 1]
             for t in range(runs[r, 2], runs[r, 3]):
@@ -209,7 +214,7 @@ def correlate_blocks(
                     if kind == WINDOWS:
                         _windows(
                             scratch, sizes[SUMS] + o * TILE * LANES, groups > 1, bias[o] if groups == 1 else zero,
-                            offsets, values, _bounds(starts, last), inward, outward, t * TILE, out, base, step, relu,
+                            turned, values, _bounds(starts, last), inward, outward, t * TILE, out, base, step, relu,
                             stream,
                         )  # fmt: skip
                     elif groups > 1:
@@ -271,7 +276,8 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
     """The sums of as many blocks of images as the tables are for."""
     outputs, plane, step, table = sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP], (inward, outward, counted)
     for band in range(len(bands)):
-        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band, 0], scratch)
+        turned = offsets[bands[band, 4] * len(sums) :]
+        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch)
         for group in range(sizes[GROUPS]):
             key = group * outputs
             for r in range(bands[band, 1], bands[band, 2]):
@@ -286,9 +292,28 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
                         begin, end = starts[key + o], starts[key + o + 1]
                         if begin < end:
                             _products(
-                                kind, scratch, offsets, begin, end, table, t * TILE, slope, base + o * plane, step,
+                                kind, scratch, turned, begin, end, table, t * TILE, slope, base + o * plane, step,
                                 sums,
                             )  # fmt: skip
+
+
+@compiled()
+def sum_share(
+    x, slope, first_block, jobs, thread, threads, sizes, bands, runs, inward, outward, counted, starts, offsets,
+    scratch, sums,
+):  # fmt: skip
+    """The sums of a thread's share of the blocks, at the kept weights."""
+    blocks = sizes[BLOCKS]
+    in_block = sizes[INPUTS] * sizes[HEIGHT] * sizes[WIDTH] * LANES
+    out_block = sizes[OUTPUTS] * sizes[OUT_PLANE]
+    for j in range(len(sums)):
+        sums[j] = 0.0
+    for job in range(thread * jobs // threads, (thread + 1) * jobs // threads):
+        block = first_block + job * blocks
+        _sum_blocks(
+            x, block * in_block, slope, block * out_block, sizes, bands, runs, inward, outward, counted, starts,
+            offsets, scratch, sums,
+        )  # fmt: skip
 
 
 @compiled(parallel=True)
@@ -300,17 +325,12 @@ def add_weight_sums(
 
     Thread t finds those of its share of the blocks, in sums[t]; the sum of weight j is at slots[j].
     """
-    blocks, threads = sizes[BLOCKS], len(sums)
-    in_block = sizes[INPUTS] * sizes[HEIGHT] * sizes[WIDTH] * LANES
-    out_block = sizes[OUTPUTS] * sizes[OUT_PLANE]
+    threads = len(sums)
     for thread in prange(threads):
-        sums[thread] = 0.0
-        for job in range(thread * jobs // threads, (thread + 1) * jobs // threads):
-            block = first_block + job * blocks
-            _sum_blocks(
-                x, block * in_block, slope, block * out_block, sizes, bands, runs, inward, outward, counted, starts,
-                offsets, scratch[thread], sums[thread],
-            )  # fmt: skip
+        sum_share(
+            x, slope, first_block, jobs, thread, threads, sizes, bands, runs, inward, outward, counted, starts,
+            offsets, scratch[thread], sums[thread],
+        )  # fmt: skip
     for j in prange(len(slots)):
         total = np.float32(0.0)
         for thread in range(threads):  # always in the same order

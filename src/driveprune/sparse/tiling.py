@@ -1,9 +1,11 @@
 """How a sparse convolution is cut into pieces that stay in the caches, as tables for the kernels.
 
 The input of a few blocks of images is copied, a band of rows at a time, into a scratch memory with zeros around it.
-There, every kept weight is an offset. For a stride, columns are sorted by remainder, so that what a tile reads lies
-side by side. The gradient of the input is the same work with the pattern turned around; for a stride s, it falls into
-s · s classes of pixels, each with weights of its own.
+There, every kept weight is an offset. Where only few rows fit at a time, the scratch is a *ring*: a band is one row
+of the output, the row of the input that is new to it takes the place of the oldest one, and the offsets come in as
+many *turns* as the ring has rows. For a stride, columns are sorted by remainder, so that what a tile reads lies side
+by side. The gradient of the input is the same work with the pattern turned around; for a stride s, it falls into s ·
+s classes of pixels, each with weights of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ FIRST_LEVEL_BYTES = 22_000
 
 LEAST_WEIGHTS = 15
 """Input channels are taken in groups only if so many weights of an output are left for each group."""
+
+LEAST_BAND = 4
+"""Bands of more rows than so many times the rows that two of them share are copied one by one, without a ring."""
 
 RUNS = (8, 4, 2, 1)
 """How many vectors lie side by side in a tile of each kind; the rest of the eight are other stretches."""
@@ -79,7 +84,8 @@ class Tiling:
     sizes: Ints
     """The numbers by name: see `SIZES`."""
     bands: Ints
-    """A row (first row of the input, first run, end of runs) for each band of rows."""
+    """A row (first row of the input, first run, end of runs, rows that are in the scratch already, turn) for each
+    band."""
     runs: Ints
     """A row (class, kind of tile, first tile, end of tiles) for tiles of one kind."""
     inward: Ints
@@ -93,8 +99,9 @@ class Tiling:
     """Where the kept weights of (class, group, output) begin in `offsets`, and where those of them do that are taken
     one by one: the others come in twos, whose inputs lie side by side (anywhere for tiles of kind `HALF`)."""
     offsets: Offsets
+    """Where each weight's input is, for each turn after the other."""
     order: Ints | None
-    """Which value each offset belongs to; None if they are in order."""
+    """Which value each offset of a turn belongs to; None if they are in order."""
 
     @property
     def scratch(self) -> int:
@@ -108,12 +115,13 @@ class Tiling:
         counts = np.diff(begins)
         padded = -(-counts // 4) * 4
         starts = np.concatenate([[0], np.cumsum(padded)])
-        slots = np.arange(len(self.offsets)) + np.repeat(starts[:-1] - begins[:-1], counts)
-        offsets = np.zeros(starts[-1], np.int32)
-        offsets[slots] = self.offsets
+        slots = np.arange(begins[-1]) + np.repeat(starts[:-1] - begins[:-1], counts)
+        turns = len(self.offsets) // max(1, len(slots))
+        offsets = np.zeros((turns, starts[-1]), np.int32)
+        offsets[:, slots] = self.offsets.reshape(turns, len(slots))
         back = np.empty_like(slots)
         back[np.arange(len(slots)) if self.order is None else self.order] = slots
-        return Fours(starts, offsets, back)
+        return Fours(starts, offsets.reshape(-1), back)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class Fours:
 
     starts: Ints
     offsets: Offsets
+    """For each turn after the other."""
     slots: Ints
     """Where the sum of each value is."""
 
@@ -245,18 +254,26 @@ def _tiling(
     run = TILE if across else 4 if windows else _run(grid, reach)
     out = (out[0] // 2, out[1] // 2) if windows else out
     rows = _rows_at_a_time(inputs, grid, run, stride[0], reach[0], row_pitch * blocks)
+    is_ring = stride[0] == 1 and len(classes) == 1 and not windows and _pays_as_ring(grid, reach[0], rows)
+    run, rows = (TILE, 1) if is_ring else (run, rows)
     deep = (rows - 1) * stride[0] + reach[0] + 1
+    turns = deep if is_ring else 1
     block_pitch = LANES if across else deep * row_pitch
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
     tiles = _Tiles(run, across, half, windows, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
     bands = [
-        (first * stride[0] - before[0], *tiles.add_band(classes, first, min(first + rows, grid[0])))
+        (
+            first * stride[0] - before[0],
+            *tiles.add_band(classes, first, min(first + rows, grid[0])),
+            reach[0] if is_ring and first else 0,
+            first % turns,
+        )
         for first in range(0, grid[0], rows)
     ]
     groups = _groups(inputs, len(to), outputs, reach, stride, run)
     starts, offsets, order = _weights(
-        classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half
+        classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half, deep, turns
     )
     known = {
         "inputs": inputs, "height": size[0], "width": size[1], "outputs": outputs,
@@ -266,13 +283,18 @@ def _tiling(
         "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES,
     }  # fmt: skip
     sizes = np.array([known[name] for name in SIZES], np.int64)
-    return Tiling(sizes, _table(bands, 3), *tiles.tables(), starts, offsets, order)
+    return Tiling(sizes, _table(bands, 5), *tiles.tables(), starts, offsets, order)
 
 
 def _run(grid: tuple[int, int], reach: tuple[int, int]) -> int:
     """How many pixels lie side by side in a tile: fewer where kernels are high, as a tile of two rows reads less."""
     widest = next(run for run in RUNS if run <= grid[1])
     return min(widest, 4) if grid[0] > 1 and reach[0] > 0 else widest
+
+
+def _pays_as_ring(grid: tuple[int, int], reach: int, rows: int) -> bool:
+    """Whether bands of so many rows copy many rows of the input more than once, and a tile lies in one row."""
+    return grid[1] >= TILE and rows < grid[0] and rows <= reach * LEAST_BAND
 
 
 def _table(rows: Sequence[Sequence[int]], width: int) -> Ints:
@@ -309,29 +331,34 @@ def _groups(
 
 def _weights(
     classes: list[_Class], to: Ints, source: Ints, outputs: int, inputs: int, groups: int, channel_pitch: int,
-    row_pitch: int, remainder_pitch: int, half: bool,
+    row_pitch: int, remainder_pitch: int, half: bool, deep: int, turns: int,
 ) -> tuple[Ints, Offsets, Ints | None]:  # fmt: skip
-    """Kept weights by class, group of inputs and output."""
-    keys, offsets, order = [], [], []
+    """Kept weights by class, group of inputs and output; in a scratch of so many rows, for so many turns of it."""
+    keys, rows, within, order = [], [], [], []
     for number, each in enumerate(classes):
         c = source[each.weights]
         group = c * groups // inputs
         keys.append((number * groups + group) * outputs + to[each.weights])
         y, remainder, x = each.taps.T
-        offsets.append(c * channel_pitch + y * row_pitch + remainder * remainder_pitch + x * LANES)
+        rows.append(y)
+        within.append(c * channel_pitch + remainder * remainder_pitch + x * LANES)
         order.append(each.weights)
-    key, offset, all_weights = (np.concatenate(each or [np.zeros(0, np.int64)]) for each in (keys, offsets, order))
+    key, row, rest, all_weights = (
+        np.concatenate(each or [np.zeros(0, np.int64)]) for each in (keys, rows, within, order)
+    )
+    offset = rest + row * row_pitch
     sorting = np.lexsort((offset, key))
     count = len(classes) * groups * outputs
     key, offset = key[sorting], offset[sorting]
     paired = _in_twos(np.append(key[1:] == key[:-1], False)[: len(key)]) if half else _neighbours(key, offset)
     by_twos = np.lexsort((np.arange(len(key)), ~paired, key))
-    found = all_weights[sorting][by_twos]
+    found, row, rest = (each[sorting][by_twos] for each in (all_weights, row, rest))
+    offsets = np.concatenate([rest + (row + turn) % deep * row_pitch for turn in range(turns)])
     starts = np.searchsorted(key, np.arange(count + 1))
     middles = starts[:-1] + np.bincount(key[paired], minlength=count)
     both = np.append(np.stack([starts[:-1], middles], 1).reshape(-1), starts[-1])
     in_order = len(found) == len(to) and bool((found == np.arange(len(to))).all())
-    return both.astype(np.int64), offset[by_twos].astype(np.int32), None if in_order else found
+    return both.astype(np.int64), offsets.astype(np.int32), None if in_order else found
 
 
 def _neighbours(key: Ints, offset: Ints) -> npt.NDArray[np.bool_]:
