@@ -108,6 +108,18 @@ def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu, stream):
         scale(y, y, y, out, base, plane, a, b, zero, zero, zero, stream)
 
 
+@compiled()
+def normalise_channel(
+    c, y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, plane,
+    last, relu, stream,
+):  # fmt: skip
+    """One channel of `normalise_batch`."""
+    mean, variance = _moments(y, c, blocks, channels, plane, last)
+    _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
+    for b in range(blocks):
+        scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
+
+
 @compiled(parallel=True)
 def normalise_batch(
     y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, plane,
@@ -115,10 +127,10 @@ def normalise_batch(
 ):  # fmt: skip
     """`normalise` by the batch's own moments, which are found on the way."""
     for c in prange(channels):
-        mean, variance = _moments(y, c, blocks, channels, plane, last)
-        _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
-        for b in range(blocks):
-            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
+        normalise_channel(
+            c, y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels,
+            plane, last, relu, stream,
+        )  # fmt: skip
 
 
 @compiled(parallel=True)
@@ -129,38 +141,65 @@ def normalise(y, plus, has_plus, scales, shifts, out, blocks, channels, plane, r
             scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
 
 
+@compiled()
+def normalise_channel_backward(
+    c, slope, y, out, has_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks, channels, plane,
+    last, relu, training, stream,
+):  # fmt: skip
+    """One channel of `normalise_backward`."""
+    count = ((blocks - 1) * LANES + last) * (plane // LANES)
+    zero = np.float32(0.0)
+    a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
+    total, product = 0.0, 0.0
+    for block in range(blocks):
+        base = (block * channels + c) * plane
+        if relu and has_plus:
+            found = slope_sums_output(slope, y, out, dplus, base, plane, a, b, mean, zero, zero, False)
+        elif relu:
+            found = slope_sums_input(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
+        else:
+            found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
+        total += found[0]
+        product += found[1]
+    first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
+    if not training:
+        first, second = zero, zero
+    for block in range(blocks):
+        base = (block * channels + c) * plane
+        if relu and not has_plus:
+            slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second, stream)
+        else:
+            slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second, stream)
+    if last < LANES:
+        _clear_lanes(dy, ((blocks - 1) * channels + c) * plane, plane, last)
+
+
 @compiled(parallel=True)
 def normalise_backward(
     slope, y, out, has_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks, channels, plane, last,
     relu, training, stream,
 ):  # fmt: skip
     """Gradients of `normalise`, through the batch's own mean and variance if `training`."""
-    count = ((blocks - 1) * LANES + last) * (plane // LANES)
-    zero = np.float32(0.0)
     for c in prange(channels):
-        a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
-        total, product = 0.0, 0.0
-        for block in range(blocks):
-            base = (block * channels + c) * plane
-            if relu and has_plus:
-                found = slope_sums_output(slope, y, out, dplus, base, plane, a, b, mean, zero, zero, False)
-            elif relu:
-                found = slope_sums_input(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
-            else:
-                found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
-            total += found[0]
-            product += found[1]
-        first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
-        if not training:
-            first, second = zero, zero
-        for block in range(blocks):
-            base = (block * channels + c) * plane
-            if relu and not has_plus:
-                slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second, stream)
-            else:
-                slope_apply(dplus, y, y, dy, base, plane, a, b, mean, first, second, stream)
-        if last < LANES:
-            _clear_lanes(dy, ((blocks - 1) * channels + c) * plane, plane, last)
+        normalise_channel_backward(
+            c, slope, y, out, has_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks, channels,
+            plane, last, relu, training, stream,
+        )  # fmt: skip
+
+
+@compiled()
+def normalise_channel_windows(
+    c, y, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, rows, columns, last,
+    stream,
+):  # fmt: skip
+    """One channel of `normalise_windows`."""
+    zero, small = np.float32(0.0), rows * columns * LANES
+    mean, variance = _moments(y, c, blocks, channels, 4 * small, last)
+    _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
+    for b in range(blocks):
+        base = (b * channels + c) * small
+        form, a, shift = (rows, columns), scales[c], shifts[c]
+        scale_windows(y, y, out, 4 * base, base, form, a, shift, zero, zero, zero, stream)
 
 
 @compiled(parallel=True)
@@ -169,52 +208,72 @@ def normalise_windows(
     stream,
 ):  # fmt: skip
     """`normalise_batch` with ReLU, and the largest of each window of 2×2; `out` has so many rows and columns."""
-    zero, small = np.float32(0.0), rows * columns * LANES
     for c in prange(channels):
-        mean, variance = _moments(y, c, blocks, channels, 4 * small, last)
-        _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
-        for b in range(blocks):
-            base = (b * channels + c) * small
-            form, a, shift = (rows, columns), scales[c], shifts[c]
-            scale_windows(y, y, out, 4 * base, base, form, a, shift, zero, zero, zero, stream)
+        normalise_channel_windows(
+            c, y, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, rows, columns,
+            last, stream,
+        )  # fmt: skip
+
+
+@compiled()
+def normalise_channel_windows_backward(
+    c, slope, y, means, inverse, scales, shifts, dy, dweight, dbias, blocks, channels, rows, columns, last, stream,
+):  # fmt: skip
+    """One channel of `normalise_windows_backward`."""
+    zero, small, form = np.float32(0.0), rows * columns * LANES, (rows, columns)
+    count = ((blocks - 1) * LANES + last) * 4 * rows * columns
+    a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
+    total, product = 0.0, 0.0
+    for block in range(blocks):
+        base = (block * channels + c) * small
+        found = window_slope_sums(y, slope, dy, 4 * base, base, form, a, b, mean, zero, zero, False)
+        total += found[0]
+        product += found[1]
+    first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
+    for block in range(blocks):
+        base = (block * channels + c) * small
+        window_slope_apply(y, slope, dy, 4 * base, base, form, a, b, mean, first, second, stream)
+    if last < LANES:
+        _clear_lanes(dy, ((blocks - 1) * channels + c) * 4 * small, 4 * small, last)
 
 
 @compiled(parallel=True)
 def normalise_windows_backward(
-    slope, y, means, inverse, scales, shifts, dy, dweight, dbias, blocks, channels, rows, columns, last, stream
-):
+    slope, y, means, inverse, scales, shifts, dy, dweight, dbias, blocks, channels, rows, columns, last, stream,
+):  # fmt: skip
     """Gradients of `normalise_windows`."""
-    zero, small, form = np.float32(0.0), rows * columns * LANES, (rows, columns)
-    count = ((blocks - 1) * LANES + last) * 4 * rows * columns
     for c in prange(channels):
-        a, b, mean, inv = scales[c], shifts[c], means[c], inverse[c]
-        total, product = 0.0, 0.0
-        for block in range(blocks):
-            base = (block * channels + c) * small
-            found = window_slope_sums(y, slope, dy, 4 * base, base, form, a, b, mean, zero, zero, False)
-            total += found[0]
-            product += found[1]
-        first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
-        for block in range(blocks):
-            base = (block * channels + c) * small
-            window_slope_apply(y, slope, dy, 4 * base, base, form, a, b, mean, first, second, stream)
-        if last < LANES:
-            _clear_lanes(dy, ((blocks - 1) * channels + c) * 4 * small, 4 * small, last)
+        normalise_channel_windows_backward(
+            c, slope, y, means, inverse, scales, shifts, dy, dweight, dbias, blocks, channels, rows, columns, last,
+            stream,
+        )  # fmt: skip
+
+
+@compiled()
+def clip_channel_backward(
+    c, slope, out, dy, dbias, blocks, channels, plane, relu, stream,
+):  # fmt: skip
+    """One channel of `clip_backward`."""
+    zero = np.float32(0.0)
+    total = 0.0
+    for block in range(blocks):
+        base = (block * channels + c) * plane
+        if relu:
+            total += clip_slope(slope, slope, out, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
+        else:
+            total += sum_slope(slope, slope, slope, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
+    dbias[c] = total
 
 
 @compiled(parallel=True)
-def clip_backward(slope, out, dy, dbias, blocks, channels, plane, relu, stream):
+def clip_backward(
+    slope, out, dy, dbias, blocks, channels, plane, relu, stream,
+):  # fmt: skip
     """The gradient before a bias and, if `relu`, a clip at zero; and that of the bias."""
-    zero = np.float32(0.0)
     for c in prange(channels):
-        total = 0.0
-        for block in range(blocks):
-            base = (block * channels + c) * plane
-            if relu:
-                total += clip_slope(slope, slope, out, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
-            else:
-                total += sum_slope(slope, slope, slope, dy, base, plane, zero, zero, zero, zero, zero, stream)[0]
-        dbias[c] = total
+        clip_channel_backward(
+            c, slope, out, dy, dbias, blocks, channels, plane, relu, stream,
+        )  # fmt: skip
 
 
 @numba.njit(inline="always")
@@ -255,7 +314,7 @@ def max_pool(x, out, stream, planes, height, width, rows, columns, kernel, strid
 
 
 @compiled()
-def _max_pool_plane_backward(
+def max_pool_plane_backward(
     x, x_base, out, out_base, slope, left_over, dx, stream, height, width, rows, columns, kernel, stride, pad
 ):
     """Each window's gradient goes to the first of its largest values, in one channel of one block."""
@@ -286,7 +345,7 @@ def max_pool_backward(
 ):
     """Each window's gradient goes to the first of its largest values."""
     for p in prange(planes):
-        _max_pool_plane_backward(
+        max_pool_plane_backward(
             x, p * height * width * LANES, out, p * rows * columns * LANES, slope, left_over[numba.get_thread_id()],
             dx, stream, height, width, rows, columns, kernel, stride, pad,
         )  # fmt: skip

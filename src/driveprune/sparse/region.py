@@ -26,6 +26,7 @@ from driveprune.sparse.flat import FlatRegion
 from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.step import Step, UnknownStepError
+from driveprune.sparse.training import TrainingRegion
 
 Shapes = Mapping[str, torch.Size]
 """Node's name -> the shape of its value for the example, if it is a float32 tensor of 2 or 4 dimensions."""
@@ -229,7 +230,7 @@ class Region:
         self.steps, self.inputs, self.outputs = _constants_known(fused(steps, set(outputs)), outputs), inputs, outputs
         self._dims = {name: len(shapes[name]) for name in (*inputs, *outputs)}
         self._folded = {step.output: Folded(step.module, step.norm) for step in self.steps if step.kind == "layer"}
-        self._known: dict[tuple[Any, ...], FlatRegion | BatchRegion | None] = {}
+        self._known: dict[tuple[Any, ...], FlatRegion | BatchRegion | TrainingRegion | None] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         other = object.__new__(Region)
@@ -257,6 +258,10 @@ class Region:
         if whole is not None:
             return tuple(_shaped(each, self._dims[name]) for each, name in zip(whole, self.outputs, strict=True))
         with torch.autocast("cpu", enabled=False):
+            course = self._course(tensors) if learns else None
+            if course is not None:
+                found = zip(self.outputs, course(*tensors), strict=True)
+                return tuple(blocked.unpack(each, count, self._dims[name]) for name, each in found)
             known = {name: blocked.pack(tensor) for name, tensor in zip(self.inputs, tensors, strict=True)}
             for step in self._learning_steps if learns else self.steps:
                 folded = None if learns else self._folded.get(step.output)
@@ -266,6 +271,35 @@ class Region:
     @cached_property
     def _learning_steps(self) -> list[Step]:
         return with_pools(self.steps, self.outputs, training=True)
+
+    def _course(self, tensors: tuple[Tensor, ...]) -> TrainingRegion | None:
+        """The way there and back in two calls, if all steps are known there and every parameter learns."""
+        norms, dropouts = self._modal
+        own = all(norm.training or norm._buffers["running_mean"] is None for norm in norms)
+        if not own or any(module.training for module in dropouts) or not self._all_learn():
+            return None
+        shapes = tuple(tuple(tensor.shape[1:]) + (1,) * (4 - tensor.dim()) for tensor in tensors)
+        wanted = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
+        key = ("training", *shapes, threads(), len(tensors[0]), wanted)
+        found: TrainingRegion | None = self._kept(
+            key, lambda: self._trained(dict(zip(self.inputs, shapes, strict=True)), len(tensors[0]), wanted)
+        )
+        return found
+
+    def _all_learn(self) -> bool:
+        """Whether all parameters are as the kernels know them, and want a gradient if anything does."""
+        parameters = [each for module in self._modules for each in module._parameters.values() if each is not None]
+        return all(each.requires_grad and each.dtype == torch.float32 and each.is_cpu for each in parameters)
+
+    @cached_property
+    def _modules(self) -> list[nn.Module]:
+        return [each for step in self.steps for each in (step.module, step.norm) if each is not None]
+
+    def _trained(self, shapes: dict[str, Any], count: int, wanted: tuple[bool, ...]) -> TrainingRegion | None:
+        try:
+            return TrainingRegion(self._learning_steps, shapes, self.outputs, count, wanted)
+        except UnknownStepError:
+            return None
 
     def _in_training(self) -> bool:
         """Whether something in it behaves differently in training, and is in that mode."""
@@ -286,15 +320,19 @@ class Region:
         count = len(tensors[0])
         shapes = tuple(tuple(tensor.shape[1:]) + (1,) * (4 - tensor.dim()) for tensor in tensors)
         key = (*shapes, threads(), max(count, FEW))  # few images are done one by one
-        known = self._known
-        if key not in known:  # a new dictionary: other threads may be reading the old one
-            made = self._made(dict(zip(self.inputs, shapes, strict=True)), count)
-            self._known = known = {**dict([*known.items()][1 - SIZES_KNOWN :]), key: made}
-        region = known[key]
+        region = self._kept(key, lambda: self._made(dict(zip(self.inputs, shapes, strict=True)), count))
         if isinstance(region, FlatRegion):
             images = [region(*(tensor[number] for tensor in tensors)) for number in range(count)]
             return [each[0][None] if count == 1 else torch.stack(each) for each in zip(*images, strict=True)]
         return None if region is None else region(*tensors)
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What was made for a key, or is now."""
+        known = self._known
+        if key not in known:  # a new dictionary: other threads may be reading the old one
+            made = make()
+            self._known = known = {**dict([*known.items()][1 - SIZES_KNOWN :]), key: made}
+        return known[key]
 
     def _made(self, shapes: dict[str, Any], count: int) -> FlatRegion | BatchRegion | None:
         try:

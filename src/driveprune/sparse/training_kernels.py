@@ -1,0 +1,269 @@
+"""The loops for a training step of a region, compiled by numba: see `driveprune.sparse.training`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from driveprune.compiled import compiled
+from driveprune.sparse.code import LANES
+from driveprune.sparse.kernels import correlate_blocks, sum_share
+from driveprune.sparse.plane_kernels import (
+    clip_channel_backward,
+    max_pool_plane,
+    max_pool_plane_backward,
+    normalise_channel,
+    normalise_channel_backward,
+    normalise_channel_windows,
+    normalise_channel_windows_backward,
+)
+from driveprune.sparse.team import report, take, wait
+from driveprune.sparse.tile import FROM_BIAS, FROM_BIAS_AND_PLUS
+from driveprune.sparse.tiling import SIZES
+
+(
+    GATHER, LAYER, FILL, NORM, WINDOWS, MAX_POOL, MEAN, INPUT_GRADIENT, WEIGHT_SUMS, WEIGHT_GRADIENT, NORM_BACK,
+    WINDOWS_BACK, CLIP_BACK, MAX_POOL_BACK, MEAN_BACK, ZERO,
+) = range(16)  # fmt: skip
+
+FIELDS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "kind", "input", "output", "plus", "other", "slope", "relu", "stream", "blocks", "channels", "height",
+            "width", "rows", "columns", "last", "kernel_rows", "kernel_columns", "row_stride", "column_stride", "top",
+            "left", "moments", "weight", "bias", "values", "values_end", "first_block", "jobs", "parts", "sums",
+            "table", "bands", "bands_end", "runs", "runs_end", "tiles", "tiles_end", "starts", "starts_end",
+            "offsets", "offsets_end", "fours", "fours_end", "four_offsets", "four_offsets_end", "slots", "slots_end",
+        )
+    )
+}  # fmt: skip
+(
+    KIND, INPUT, OUTPUT, PLUS, OTHER, SLOPE, RELU, STREAM, BLOCKS, CHANNELS, HEIGHT, WIDTH, ROWS, COLUMNS, LAST,
+    KERNEL_ROWS, KERNEL_COLUMNS, ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, MOMENTS, WEIGHT, BIAS, VALUES, VALUES_END,
+    FIRST_BLOCK, JOBS, PARTS, SUMS, TABLE, BANDS, BANDS_END, RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END,
+    OFFSETS, OFFSETS_END, FOURS, FOURS_END, FOUR_OFFSETS, FOUR_OFFSETS_END, SLOTS, SLOTS_END,
+) = FIELDS.values()  # fmt: skip
+
+_INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
+    SIZES[name] for name in ("inputs", "height", "width", "outputs", "out_plane", "blocks")
+)
+
+
+@compiled()
+def _correlate(arena, values, bias, step, tables, scratch, low_piece, high_piece):
+    """Pieces of a layer's output, or of the gradient of its input: some blocks, and a part of the outputs."""
+    all_sizes, all_bands, all_runs, all_inward, all_outward, all_aside, _, all_starts, all_offsets = tables
+    sizes, tiles = all_sizes[step[TABLE]], slice(step[TILES], step[TILES_END])
+    outputs, parts = sizes[_OUTPUTS], step[PARTS]
+    has_plus = step[PLUS] >= 0
+    for piece in range(low_piece, high_piece):
+        block = step[FIRST_BLOCK] + piece // parts * sizes[_BLOCKS]
+        low, high = piece % parts * outputs // parts, (piece % parts + 1) * outputs // parts
+        correlate_blocks(
+            arena[step[INPUT] :], block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES,
+            arena[step[OUTPUT] :], block * outputs * sizes[_OUT_PLANE], arena[step[PLUS] if has_plus else 0 :],
+            values[step[VALUES] : step[VALUES_END]], bias, low, high, sizes,
+            all_bands[step[BANDS] : step[BANDS_END]], all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles],
+            all_outward[tiles], all_aside[tiles], all_starts[step[STARTS] : step[STARTS_END]],
+            all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
+            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0, step[STREAM] != 0,
+        )  # fmt: skip
+
+
+@compiled()
+def _sum_weights(saved, slopes, step, tables, fours, scratch, thread, threads):
+    """A thread's share of the sums at the kept weights."""
+    all_sizes, all_bands, all_runs, all_inward, all_outward, _, all_counted, _, _ = tables
+    all_starts, all_offsets, _ = fours
+    tiles, starts = slice(step[TILES], step[TILES_END]), all_starts[step[FOURS] : step[FOURS_END]]
+    count = starts[-1]
+    sums = slopes[step[SUMS] + thread * count : step[SUMS] + (thread + 1) * count]
+    sum_share(
+        saved[step[INPUT] :], slopes[step[SLOPE] :], step[FIRST_BLOCK], step[JOBS], thread, threads,
+        all_sizes[step[TABLE]], all_bands[step[BANDS] : step[BANDS_END]], all_runs[step[RUNS] : step[RUNS_END]],
+        all_inward[tiles], all_outward[tiles], all_counted[tiles], starts,
+        all_offsets[step[FOUR_OFFSETS] : step[FOUR_OFFSETS_END]], scratch, sums,
+    )  # fmt: skip
+
+
+@compiled()
+def _add_sums(slopes, gradients, step, fours, threads, low, high):
+    """The gradients of the kept weights `low` to `high`: all threads' sums, always in the same order."""
+    starts, slots = fours[0][step[FOURS] : step[FOURS_END]], fours[2][step[SLOTS] : step[SLOTS_END]]
+    count = starts[-1]
+    for j in range(low, high):
+        total = np.float32(0.0)
+        for thread in range(threads):
+            total += slopes[step[SUMS] + thread * count + slots[j]]
+        gradients[step[WEIGHT] + j] += total
+
+
+@compiled()
+def _moments_of(saved, step):
+    """Means, variances, inverse deviations, scales and shifts of a normalisation."""
+    begin, n = step[MOMENTS], step[CHANNELS]
+    return (
+        saved[begin : begin + n], saved[begin + n : begin + 2 * n], saved[begin + 2 * n : begin + 3 * n],
+        saved[begin + 3 * n : begin + 4 * n], saved[begin + 4 * n : begin + 5 * n],
+    )  # fmt: skip
+
+
+@compiled()
+def _channels(saved, parameters, step, eps, low, high):
+    """Channels `low` to `high` of a step forwards."""
+    y, out = saved[step[INPUT] :], saved[step[OUTPUT] :]
+    weight, bias = parameters[step[WEIGHT] :], parameters[step[BIAS] :]
+    blocks, channels, rows, columns, last = step[BLOCKS], step[CHANNELS], step[ROWS], step[COLUMNS], step[LAST]
+    relu, stream = step[RELU] != 0, step[STREAM] != 0
+    plane = step[HEIGHT] * step[WIDTH] * LANES
+    has_plus = step[PLUS] >= 0
+    plus = saved[step[PLUS] if has_plus else 0 :]
+    means, variances, inverse, scales, shifts = _moments_of(saved, step)
+    for c in range(low, high):
+        if step[KIND] == NORM:
+            normalise_channel(
+                c, y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks,
+                channels, plane, last, relu, stream,
+            )  # fmt: skip
+        elif step[KIND] == WINDOWS:
+            normalise_channel_windows(
+                c, y, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, rows,
+                columns, last, stream,
+            )  # fmt: skip
+        else:  # a layer without weights
+            for b in range(blocks):
+                base = (b * channels + c) * plane
+                for k in range(base, base + plane):
+                    out[k] = max(bias[c], np.float32(0.0)) if relu else bias[c]
+
+
+@compiled()
+def _channels_back(saved, slopes, gradients, step, low, high):
+    """Channels `low` to `high` of a step backwards."""
+    y, slope, dy = saved[step[INPUT] :], slopes[step[SLOPE] :], slopes[step[OUTPUT] :]
+    dweight, dbias = gradients[step[WEIGHT] :], gradients[step[BIAS] :]
+    blocks, channels, rows, columns, last = step[BLOCKS], step[CHANNELS], step[ROWS], step[COLUMNS], step[LAST]
+    relu, stream = step[RELU] != 0, step[STREAM] != 0
+    plane = step[HEIGHT] * step[WIDTH] * LANES
+    clipped_plus = step[PLUS] >= 0
+    out, dplus = saved[step[OTHER] :], slopes[step[PLUS] if clipped_plus else step[SLOPE] :]
+    for c in range(low, high):
+        if step[KIND] == CLIP_BACK:
+            clip_channel_backward(c, slope, out, dy, dbias, blocks, channels, plane, relu, stream)
+        elif step[KIND] == NORM_BACK:
+            means, _, inverse, scales, shifts = _moments_of(saved, step)
+            normalise_channel_backward(
+                c, slope, y, out, clipped_plus, means, inverse, scales, shifts, dy, dplus, dweight, dbias, blocks,
+                channels, plane, last, relu, True, stream,
+            )  # fmt: skip
+        else:
+            means, _, inverse, scales, shifts = _moments_of(saved, step)
+            normalise_channel_windows_backward(
+                c, slope, y, means, inverse, scales, shifts, dy, dweight, dbias, blocks, channels, rows, columns,
+                last, stream,
+            )  # fmt: skip
+
+
+@compiled()
+def _planes(saved, slopes, step, scratch, low, high):
+    """Planes `low` to `high` of a step that works on each channel of each block by itself."""
+    height, width, rows, columns = step[HEIGHT], step[WIDTH], step[ROWS], step[COLUMNS]
+    kernel, stride = (step[KERNEL_ROWS], step[KERNEL_COLUMNS]), (step[ROW_STRIDE], step[COLUMN_STRIDE])
+    pad, stream = (step[TOP], step[LEFT]), step[STREAM] != 0
+    plane, small = height * width * LANES, rows * columns * LANES
+    for p in range(low, high):
+        if step[KIND] == MAX_POOL:
+            max_pool_plane(
+                saved, step[INPUT] + p * plane, saved, step[OUTPUT] + p * small, height, width, rows, columns,
+                kernel, stride, pad, stream,
+            )  # fmt: skip
+        elif step[KIND] == MAX_POOL_BACK:
+            max_pool_plane_backward(
+                saved[step[INPUT] :], p * plane, saved[step[OTHER] :], p * small, slopes[step[SLOPE] :], scratch,
+                slopes[step[OUTPUT] :], stream, height, width, rows, columns, kernel, stride, pad,
+            )  # fmt: skip
+        elif step[KIND] == MEAN:
+            source, to = step[INPUT] + p * plane, step[OUTPUT] + p * LANES
+            for lane in range(LANES):
+                total = np.float32(0.0)
+                for k in range(lane, plane, LANES):
+                    total += saved[source + k]
+                saved[to + lane] = total / (height * width)
+        elif step[KIND] == MEAN_BACK:
+            source, to = step[SLOPE] + p * LANES, step[OUTPUT] + p * plane
+            for k in range(plane):
+                slopes[to + k] = slopes[source + k % LANES] / (height * width)
+        else:  # ZERO
+            for k in range(step[OUTPUT] + p * plane, step[OUTPUT] + (p + 1) * plane):
+                slopes[k] = 0.0
+
+
+@compiled()
+def forwards(saved, parameters, steps, eps, items, tables, gather, all_scratch, counters, thread):
+    """Take pieces of work, rows (step, low, high, what must be done before), until there are none."""
+    scratch = all_scratch[thread]
+    while True:
+        number = take(counters)
+        if number >= len(items):
+            return
+        item = items[number]
+        step, low, high = steps[item[0]], item[1], item[2]
+        wait(counters, item[3])
+        if step[KIND] == GATHER:
+            for j in range(low, high):
+                saved[step[OUTPUT] + j] = parameters[gather[j]]
+        elif step[KIND] == LAYER:
+            _correlate(saved, saved, parameters[step[BIAS] :], step, tables, scratch, low, high)
+        elif step[KIND] in (MAX_POOL, MEAN):
+            _planes(saved, saved, step, scratch, low, high)
+        else:
+            _channels(saved, parameters, step, eps[item[0]], low, high)
+        report(counters)
+
+
+@compiled()
+def backwards(
+    saved, slopes, parameters, gradients, steps, items, tables, fours, gather, all_scratch, counters, thread
+):
+    """The same for the gradients."""
+    scratch = all_scratch[thread]
+    while True:
+        number = take(counters)
+        if number >= len(items):
+            return
+        item = items[number]
+        step, low, high = steps[item[0]], item[1], item[2]
+        wait(counters, item[3])
+        if step[KIND] == GATHER:
+            for j in range(low, high):
+                slopes[step[OUTPUT] + j] = parameters[gather[j]]
+        elif step[KIND] == INPUT_GRADIENT:
+            _correlate(slopes, slopes, parameters[step[BIAS] :], step, tables, scratch, low, high)
+        elif step[KIND] == WEIGHT_SUMS:
+            _sum_weights(saved, slopes, step, tables, fours, scratch, low, len(all_scratch))
+        elif step[KIND] == WEIGHT_GRADIENT:
+            _add_sums(slopes, gradients, step, fours, len(all_scratch), low, high)
+        elif step[KIND] in (MAX_POOL_BACK, MEAN_BACK, ZERO):
+            _planes(saved, slopes, step, scratch, low, high)
+        else:
+            _channels_back(saved, slopes, gradients, step, low, high)
+        report(counters)
+
+
+@compiled(parallel=True)
+def forwards_together(saved, parameters, steps, eps, items, tables, gather, all_scratch, counters):
+    """`forwards` by all threads."""
+    for thread in prange(len(all_scratch)):
+        forwards(saved, parameters, steps, eps, items, tables, gather, all_scratch, counters, thread)
+
+
+@compiled(parallel=True)
+def backwards_together(
+    saved, slopes, parameters, gradients, steps, items, tables, fours, gather, all_scratch, counters
+):
+    """`backwards` by all threads."""
+    for thread in prange(len(all_scratch)):
+        backwards(
+            saved, slopes, parameters, gradients, steps, items, tables, fours, gather, all_scratch, counters, thread
+        )
