@@ -69,6 +69,20 @@ def test_what_is_asked_for_again_and_again_is_kept_above_the_limit(monkeypatch):
     assert places[0] == places[1] == places[2]
 
 
+def test_a_size_is_forgotten_after_so_many_bytes_of_others(monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT", 4 * SMALL)
+    monkeypatch.setattr(memory, "WHILE", 15 * SMALL)
+    pool = Memory()
+    pool.empty(SMALL)
+    for extra in range(1, 4):
+        pool.empty(SMALL + extra)
+    assert (
+        len(pool._known[SMALL]) == 1
+    )  # three others of as many bytes, and a few more: it was looked at before those
+    pool.empty(SMALL + 4)
+    assert not pool._known[SMALL]
+
+
 def test_threads_get_memory_of_their_own():
     pool, wrong = Memory(), []
 

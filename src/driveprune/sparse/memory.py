@@ -20,8 +20,9 @@ SMALL = 1 << 16
 LIMIT = 1 << 30
 """Above so many bytes, what was not asked for in a while is given back to the system."""
 
-WHILE = 2_000
-"""Requests after which a size counts as not asked for: several steps of a large network."""
+WHILE = 1 << 34
+"""Bytes that were handed out since a size was last asked for, if it counts as not asked for: several steps of a large
+network, whose values are one piece of memory in training, or many small ones."""
 
 
 class Memory:
@@ -31,7 +32,7 @@ class Memory:
         self._lock = Lock()
         self._known: dict[int, list[Floats]] = defaultdict(list)
         self._asked: dict[int, int] = {}
-        self._requests = 0
+        self._handed_out = 0
 
     def empty(self, *shape: int) -> Tensor:
         """A float32 tensor with anything in it."""
@@ -39,8 +40,8 @@ class Memory:
         if count < SMALL:
             return torch.empty(shape, dtype=torch.float32)
         with self._lock:
-            self._requests += 1
-            self._asked[count] = self._requests
+            self._handed_out += 4 * count
+            self._asked[count] = self._handed_out
             arrays = self._known[count]
             for number in range(len(arrays)):
                 if sys.getrefcount(arrays[number]) == 2:  # the list's, and that of the question
@@ -56,7 +57,7 @@ class Memory:
 
     def _forget_unused(self) -> None:
         for count, arrays in self._known.items():
-            if self._requests - self._asked[count] > WHILE:
+            if self._handed_out - self._asked[count] > WHILE:
                 arrays[:] = [array for array in arrays if sys.getrefcount(array) > 3]
 
 
