@@ -262,15 +262,10 @@ def _tiling(
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
     tiles = _Tiles(run, across, half, windows, block_pitch, row_pitch * stride[0], outputs, out, blocks, scale)
-    bands = [
-        (
-            first * stride[0] - before[0],
-            *tiles.add_band(classes, first, min(first + rows, grid[0])),
-            reach[0] if is_ring and first else 0,
-            first % turns,
-        )
-        for first in range(0, grid[0], rows)
-    ]
+    bands = []
+    for first in range(0, grid[0], rows):
+        runs = tiles.add_band(classes, first, min(first + rows, grid[0]))
+        bands.append((first * stride[0] - before[0], *runs, reach[0] if is_ring and first else 0, first % turns))
     groups = _groups(inputs, len(to), outputs, reach, stride, run)
     starts, offsets, order = _weights(
         classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half, deep, turns
