@@ -389,6 +389,9 @@ def test_one_value_for_each_channel_in_training_is_an_error():
 
 
 def test_a_collapsed_network_trains_its_biases():
+    torch.manual_seed(
+        0
+    )  # normalising a constant makes rounding 300 times larger, for some weights above the tolerance
     net = spoken(Residual(Softly).train())
     mask = random_mask(net, 0.0)
     mask["left.weight"] = torch.zeros_like(mask["left.weight"])
