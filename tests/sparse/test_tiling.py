@@ -20,6 +20,7 @@ from driveprune.sparse.tiling import (
     can_halve,
     forward,
     halved,
+    ranges,
 )
 from tests.sparse.literal import layer_of
 
@@ -199,6 +200,13 @@ def test_every_window_is_computed_once(made, blocks):
                 places += [tiling.outward[tile * TILE], tiling.outward[tile * TILE] + LANES]
         expected = [block * layer.outputs * small + k for block in range(blocks) for k in range(0, small, LANES)]
         assert sorted(places) == expected
+
+
+def test_ranges_follow_each_other():
+    ends = {"a": 2, "b": 0}
+    assert ranges(ends, {"a": 3, "b": 1}) == {"a": 2, "a_end": 5, "b": 0, "b_end": 1}
+    assert ranges(ends, {"a": 1}) == {"a": 5, "a_end": 6}
+    assert ends == {"a": 6, "b": 1}
 
 
 def test_a_ring_by_hand():

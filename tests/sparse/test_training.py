@@ -173,22 +173,14 @@ def test_memory_is_used_again():
     for _ in range(4):  # what is kept of a step must not keep its memory
         losses.append(net(x).square().sum())
         losses[-1].backward()
-    region = next(each for each in _courses(net))
+    (region,) = _courses(net)
     assert len(MEMORY._known[region._plan.saved.size]) == 1
     assert len(MEMORY._known[region._plan.slopes.size]) == 1
 
 
 def _courses(net):
-    regions = [each for module in net.modules() for each in vars(module).values() if isinstance(each, Region)]
-    regions += [
-        each
-        for module in net.modules()
-        for values in vars(module).values()
-        if isinstance(values, dict | list | tuple)
-        for each in (values.values() if isinstance(values, dict) else values)
-        if isinstance(each, Region)
-    ]
-    return [each for region in regions for each in region._known.values() if isinstance(each, TrainingRegion)]
+    known = [each for region in net.regions.values() for each in region._known.values()]
+    return [each for each in known if isinstance(each, TrainingRegion)]
 
 
 @pytest.mark.parametrize("change", ["frozen", "evaluated"])

@@ -22,7 +22,7 @@ from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
-from driveprune.sparse.tiling import Ints, Tiling, can_halve, forward, halved
+from driveprune.sparse.tiling import Ints, Tiling, can_halve, forward, halved, ranges
 
 PIECE = 50_000
 """Numbers that are worth being a piece of work of their own, in steps that only move them."""
@@ -223,13 +223,8 @@ class _Tables:
             case "norm" | "relu" | "add":
                 self._add_affine(step, x)
             case "max_pool":
-                (kr, kc), (sr, sc), (top, left) = step.numbers
-                rows, columns = pooled(x.shape[1:], *step.numbers)
-                numbers = {
-                    "row_stride": sr, "column_stride": sc, "top": top, "left": left, "kernel_rows": kr,
-                    "kernel_columns": kc,
-                }  # fmt: skip
-                self._add_planes(step, MAX_POOL, x, self._new(step.output, (x.shape[0], rows, columns)), numbers)
+                out = self._new(step.output, (x.shape[0], *pooled(x.shape[1:], *step.numbers)))
+                self._add_planes(step, MAX_POOL, x, out, step.windows)
             case "pool" if isinstance(step.module, nn.AdaptiveAvgPool2d) and step.module.output_size in {1, (1, 1)}:
                 self._add_planes(step, MEAN, x, self._new(step.output, (x.shape[0], 1, 1)), {})
             case _:
@@ -300,19 +295,12 @@ class _Tables:
                 "relu": int(step.relu), "stream": out.buffer.streams, "bias": bias, "first_block": first,
                 "parts": parts, "sizes": len(self._tilings),
             }  # fmt: skip
-            lengths = {
-                "bands": len(tiling.bands), "runs": len(tiling.runs), "tiles": len(tiling.inward),
-                "starts": len(tiling.starts), "offsets": len(tiling.offsets), "weights": int(tiling.starts[-1]),
-            }  # fmt: skip
-            begin = self._ends["weights"]
-            for name, length in lengths.items():
-                row |= {name: self._ends[name], f"{name}_end": self._ends[name] + length}
-                self._ends[name] += length
+            row |= ranges(self._ends, tiling.lengths | {"weights": int(tiling.starts[-1])})
             self._tilings.append(tiling)
             self._rows.append(row)
             self._items += [(len(self._rows) - 1, piece, piece + 1, before) for piece in range(jobs * parts)]
             self.scratch = max(self.scratch, tiling.scratch)
-            slots = np.arange(begin, begin + lengths["weights"])
+            slots = np.arange(row["weights"], row["weights_end"])
             if tiling.order is not None:
                 slots[tiling.order] = slots.copy()
             self._folds.append((Folded(step.module, step.norm), slots, slice(bias, bias + kernel.layer.outputs)))

@@ -240,12 +240,8 @@ class _Plan:
                 folded = Folded(None, step.norm, x.shape[0])
                 self._simple(step, AFFINE, x, x.shape, plus, {"relu": int(step.relu)}, folded)
             case "max_pool":
-                (kr, kc), (sr, sc), (top, left) = step.numbers
                 rows, columns = pooled(x.shape[1:], *step.numbers)
-                numbers = {
-                    "rows": rows, "columns": columns, "row_stride": sr, "column_stride": sc, "top": top, "left": left,
-                    "kernel_rows": kr, "kernel_columns": kc,
-                }  # fmt: skip
+                numbers = {"rows": rows, "columns": columns, **step.windows}
                 self._simple(step, MAX_POOL, x, (x.shape[0], rows, columns), None, numbers)
             case "pool" if isinstance(step.module, nn.AdaptiveAvgPool2d) and step.module.output_size in {1, (1, 1)}:
                 self._simple(step, MEAN, x, (x.shape[0], 1, 1), None, {})

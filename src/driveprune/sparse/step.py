@@ -30,3 +30,12 @@ class Step:
     dims: int = 4
     constant: bool = False
     """Whether it is a layer without weights, whose input gets its gradient from others."""
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """The numbers of a max pooling by name."""
+        (kernel_rows, kernel_columns), (row_stride, column_stride), (top, left) = self.numbers
+        return {
+            "kernel_rows": kernel_rows, "kernel_columns": kernel_columns, "row_stride": row_stride,
+            "column_stride": column_stride, "top": top, "left": left,
+        }  # fmt: skip

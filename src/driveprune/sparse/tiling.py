@@ -10,7 +10,7 @@ s classes of pixels, each with weights of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -104,6 +104,14 @@ class Tiling:
     """Which value each offset of a turn belongs to; None if they are in order."""
 
     @property
+    def lengths(self) -> dict[str, int]:
+        """How long the tables are that are joined with those of other layers."""
+        return {
+            "bands": len(self.bands), "runs": len(self.runs), "tiles": len(self.inward), "starts": len(self.starts),
+            "offsets": len(self.offsets),
+        }  # fmt: skip
+
+    @property
     def scratch(self) -> int:
         """Numbers that the scratch of a thread holds, and room for reading a vector too far."""
         return int(self.sizes[SIZES["sums"]] + (self.sizes[SIZES["outputs"]] + 1) * TILE * LANES)
@@ -133,6 +141,15 @@ class Fours:
     """For each turn after the other."""
     slots: Ints
     """Where the sum of each value is."""
+
+
+def ranges(ends: dict[str, int], lengths: Mapping[str, int]) -> dict[str, int]:
+    """Where the next tables of some lengths begin and end, if others end there so far; the ends move on."""
+    found: dict[str, int] = {}
+    for name, length in lengths.items():
+        found |= {name: ends[name], f"{name}_end": ends[name] + length}
+        ends[name] += length
+    return found
 
 
 SIZES = {

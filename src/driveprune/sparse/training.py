@@ -24,7 +24,7 @@ from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import empty
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
-from driveprune.sparse.tiling import Ints, Tiling, backward, forward
+from driveprune.sparse.tiling import Ints, Tiling, backward, forward, ranges
 
 PIECE = 20_000
 """Numbers that are worth being a piece of work of their own."""
@@ -130,11 +130,7 @@ class _Tables:
     def row(self, tiling: Tiling) -> Row:
         """Where the tables of a tiling are."""
         if id(tiling) not in self._known:
-            lengths = {
-                "bands": len(tiling.bands), "runs": len(tiling.runs), "tiles": len(tiling.inward),
-                "starts": len(tiling.starts), "offsets": len(tiling.offsets),
-            }  # fmt: skip
-            self._known[id(tiling)] = tiling, {"table": len(self._known), **_ranges(self._lengths, lengths)}
+            self._known[id(tiling)] = tiling, {"table": len(self._known), **ranges(self._lengths, tiling.lengths)}
             self.scratch = max(self.scratch, tiling.scratch)
         return self._known[id(tiling)][1]
 
@@ -143,7 +139,7 @@ class _Tables:
         if id(tiling) not in self._fours:
             fours = tiling.by_fours
             lengths = {"fours": len(fours.starts), "four_offsets": len(fours.offsets), "slots": len(fours.slots)}
-            self._fours[id(tiling)] = _ranges(self._four_lengths, lengths)
+            self._fours[id(tiling)] = ranges(self._four_lengths, lengths)
         return {**self.row(tiling), **self._fours[id(tiling)]}
 
     def tilings(self) -> tuple[Any, ...]:
@@ -161,15 +157,6 @@ class _Tables:
             for name, kind in empties.items()
         )
         return starts, offsets, slots
-
-
-def _ranges(ends: dict[str, int], lengths: Mapping[str, int]) -> Row:
-    """Where the next arrays of some lengths begin and end; the ends move on."""
-    row: Row = {}
-    for name, length in lengths.items():
-        row |= {name: ends[name], f"{name}_end": ends[name] + length}
-        ends[name] += length
-    return row
 
 
 class _List:
@@ -293,13 +280,8 @@ class _Plan:
             case "layer":
                 return self._add_layer(step, x, shape)
             case "max_pool":
-                (kr, kc), (sr, sc), (top, left) = step.numbers
-                rows, columns = pooled(shape[1:], *step.numbers)
-                numbers = {
-                    "row_stride": sr, "column_stride": sc, "top": top, "left": left, "kernel_rows": kr,
-                    "kernel_columns": kc,
-                }  # fmt: skip
-                return [self._add_planes(kernels.MAX_POOL, step, x, shape, (shape[0], rows, columns), numbers)]
+                out = (shape[0], *pooled(shape[1:], *step.numbers))
+                return [self._add_planes(kernels.MAX_POOL, step, x, shape, out, step.windows)]
             case "pool" if isinstance(step.module, nn.AdaptiveAvgPool2d) and step.module.output_size in {1, (1, 1)}:
                 return [self._add_planes(kernels.MEAN, step, x, shape, (shape[0], 1, 1), {})]
             case _:
