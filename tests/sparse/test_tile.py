@@ -5,25 +5,17 @@ import numpy as np
 import pytest
 
 from driveprune.sparse.code import LANES
-from driveprune.sparse.tile import (
-    FROM_BIAS,
-    FROM_BIAS_AND_PLUS,
-    FROM_OUTPUT,
-    TILE,
-    make_products,
-    make_tile,
-    make_windows,
-)
+from driveprune.sparse.tile import SPARE, TILE, make_products, make_sums, make_tile, make_windows
 from tests.sparse.literal import WIDTHS, aligned, halves
 
 
-def tile_in_python(x, offsets, values, inward, outward, out, start, bias, plus, relu, run, width, step):
+def tile_in_python(x, offsets, values, inward, outward, out, bias, plus, has_plus, relu, run, width, step):
     """The docstring of make_tile, literally."""
     for a in range(TILE // run):
         for b in range(run):
             for lane in range(width):
                 to = outward[a] + b * step + lane
-                total = {FROM_OUTPUT: out[to], FROM_BIAS: bias, FROM_BIAS_AND_PLUS: bias + plus[to]}[start]
+                total = bias + (plus[to] if has_plus else 0)
                 total += sum(
                     value * x[offset + inward[a] + b * width + lane]
                     for offset, value in zip(offsets, values, strict=True)
@@ -38,20 +30,20 @@ def test_a_tile(width, run, stream):
     tile = make_tile(TILE // run, run, width=width)
 
     @numba.njit
-    def call(x, offsets, values, bounds, inward, outward, out, step, start, bias, plus, relu):
-        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, start, bias, plus, relu, stream)
+    def call(x, offsets, values, bounds, inward, outward, out, step, bias, plus, has_plus, relu):
+        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, bias, plus, has_plus, relu, stream)
 
     x, plus, before = halves(500, 1), halves(1000, 2), halves(1000, 3)
     offsets, values = np.array([400, 3, 3 + width, 90, 17, 500], np.int32), halves(6, 4)
     stretches, step = TILE // run, 2 * width
     inward = np.arange(stretches, dtype=np.int64)[::-1].copy() * run * width
     outward = np.arange(stretches, dtype=np.int64) * run * step
-    for start in (FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS):
+    for has_plus in (False, True):
         for relu in (False, True):
             found, expected = aligned(before), before.copy()
-            call(x, offsets, values, (1, 3, 5), inward, outward, found, step, start, np.float32(0.5), plus, relu)
+            call(x, offsets, values, (1, 3, 5), inward, outward, found, step, np.float32(0.5), plus, has_plus, relu)
             tile_in_python(
-                x, offsets[1:-1], values[1:-1], inward, outward, expected, start, 0.5, plus, relu, run, width, step
+                x, offsets[1:-1], values[1:-1], inward, outward, expected, 0.5, plus, has_plus, relu, run, width, step
             )
             assert np.array_equal(found, expected)  # halves and quarters: nothing is rounded
             assert not np.array_equal(found, before)
@@ -64,14 +56,14 @@ def test_a_small_tile_takes_several_weights_at_once(width, ways, bounds):
     tile = make_tile(1, 4, width=width, ways=ways)
 
     @numba.njit
-    def call(x, offsets, values, bounds, inward, outward, out, step, start, bias, plus):
-        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, start, bias, plus, False, False)
+    def call(x, offsets, values, bounds, inward, outward, out, step, bias):
+        tile(x, offsets, values, bounds, inward, outward, 0, out, 0, step, bias, out, False, False, False)
 
     x, before = halves(700, 1), halves(400, 2)
     offsets, values = np.array([400, 3, 500, 90, 17], np.int32), halves(5, 3)
     found, expected, step = before.copy(), before.copy(), 2 * width
     where = np.zeros(1, np.int64)
-    call(x, offsets, values, bounds, where, where, found, step, FROM_BIAS, np.float32(0.5), before)
+    call(x, offsets, values, bounds, where, where, found, step, np.float32(0.5))
     for t in range(4):
         places = t * width + np.arange(width)
         weights = range(bounds[0], bounds[2])
@@ -84,7 +76,7 @@ def test_a_tile_without_weights_is_its_start():
 
     @numba.njit
     def call(x, offsets, values, bounds, where, out, bias):
-        tile(x, offsets, values, bounds, where, where, 0, out, 0, LANES, FROM_BIAS, bias, out, False, False)
+        tile(x, offsets, values, bounds, where, where, 0, out, 0, LANES, bias, out, False, False, False)
 
     out = np.zeros(TILE * LANES, np.float32)
     call(out, np.zeros(1, np.int32), np.ones(1, np.float32), (0, 0, 0), np.zeros(1, np.int64), out, np.float32(1.5))
@@ -92,23 +84,49 @@ def test_a_tile_without_weights_is_its_start():
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("stretches", "run", "ways"), [(1, 8, 1), (2, 4, 1), (8, 1, 1), (1, 4, 2)])
+@pytest.mark.parametrize("has_sums", [False, True])
+def test_products_are_added_to_sums_that_lie_side_by_side(width, stretches, run, ways, has_sums):
+    add = make_sums(stretches, run, width=width, ways=ways)
+
+    @numba.njit
+    def call(x, bias, offsets, values, inward):
+        add(x, 900, has_sums, bias, offsets, values, (1, 3, 5), inward, 2)
+
+    x, values = halves(1100, 1), halves(6, 2)
+    offsets = np.array([9, 30, 30 + width, 4, 77, 9], np.int32)
+    inward = np.array([0, 0, *range(0, 40 * stretches, 40)], np.int64)
+    expected = x.copy()
+    sums = expected[900 : 900 + stretches * run * width].reshape(stretches, run * width)
+    sums[:] = sums if has_sums else 0.5
+    for j in range(1, 5):
+        for a in range(stretches):
+            sums[a] += values[j] * x[offsets[j] + inward[2 + a] :][: run * width]
+    call(x, np.float32(0.5), offsets, values, inward)
+    assert np.array_equal(x, expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("run", [8, 4, 1])
-def test_products_count_each_stretch_once(width, run):
+@pytest.mark.parametrize(("low", "high"), [(4, 8), (1, 2), (1, 3), (1, 4), (0, 7), (3, 3)])
+@pytest.mark.parametrize("repeated", [0, 1])
+def test_products_count_each_stretch_once(width, run, low, high, repeated):
     products = make_products(TILE // run, run, width=width)
 
     @numba.njit
     def call(x, offsets, inward, outward, counted, slope, step, sums):
-        products(x, offsets, 4, 8, inward, outward, counted, 0, slope, 0, step, sums)
+        products(x, offsets, low, high, inward, outward, counted, 0, slope, 0, step, sums)
 
     stretches = TILE // run
+    count = max(1, stretches - repeated)
     x, slope = halves(600, 1), halves(600, 2)
-    offsets = np.array([9, 9, 9, 9, 0, 5, 31, 200], np.int32)
+    offsets = np.array([9, 2, 7, 40, 0, 5, 31, 200], np.int32)
     inward = outward = np.arange(stretches, dtype=np.int64) * run * width
-    counted = np.array([1] * max(1, stretches - 1) + [0] * 8, np.float32)
-    sums = halves(8, 3)
+    counted = np.array([1] * count + [0] * 8, np.float32)
+    sums = halves(8 + SPARE, 3)
     expected = sums.copy()
-    for j in range(4, 8):
-        for a in range(max(1, stretches - 1)):
+    for j in range(low, high):
+        for a in range(count):
             k = inward[a] + np.arange(run * width)
             expected[j] += (x[offsets[j] + k] * slope[k]).sum()
     call(x, offsets, inward, outward, counted, slope, width, sums)

@@ -22,6 +22,24 @@ def test_a_row_is_copied_and_nothing_else(count):
     assert np.array_equal(target, expected)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 11])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_row_is_normalised_and_nothing_else(count, relu):
+    @numba.njit
+    def call(target, one, source, scale, shift):
+        vector.scale_row(target, 5, source, 17, count, 1_000_000, scale, shift, relu)
+        vector.scale_vector(one, 3, source, 17, scale, shift, relu)
+
+    source, target, one = halves(200, 1), halves(200, 2), halves(40, 3)
+    expected, expected_one = target.copy(), one.copy()
+    scaled = -1.5 * source[17:] + 0.5
+    scaled = np.maximum(scaled, 0) if relu else scaled
+    expected[5 : 5 + count * LANES], expected_one[3 : 3 + LANES] = scaled[: count * LANES], scaled[:LANES]
+    call(target, one, source, np.float32(-1.5), np.float32(0.5))
+    assert np.array_equal(target, expected)
+    assert np.array_equal(one, expected_one)
+
+
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_numbers_are_dealt_in_turn(count):
     deal = vector.make_deal(count)

@@ -189,7 +189,7 @@ class _Tables:
     def arrays(self) -> tuple[Ints, Ints, tuple[Any, ...], Any]:
         """Steps, items, the tables of all tilings and the offsets."""
         steps = [[row.get(name, 0) for name in FIELDS] for row in self._rows]
-        names = ("bands", "runs", "inward", "outward", "aside", "starts")
+        names = ("bands", "runs", "inward", "outward", "starts")
         tilings = self._tilings
         joined = (np.concatenate([getattr(each, name) for each in tilings]) for name in names)
         tables = np.stack([each.sizes for each in tilings]), *joined

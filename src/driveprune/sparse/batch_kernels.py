@@ -6,10 +6,9 @@ from numba import prange
 
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
-from driveprune.sparse.kernels import correlate_blocks
+from driveprune.sparse.kernels import as_it_is, correlate_blocks, no_moments
 from driveprune.sparse.plane_kernels import max_pool_plane, scale_plane
 from driveprune.sparse.team import report, take, wait
-from driveprune.sparse.tile import FROM_BIAS, FROM_BIAS_AND_PLUS
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import copy_vector
 
@@ -40,7 +39,7 @@ _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
 @compiled()
 def _layer(arena, step, tables, weights, scratch, piece):
     """One piece of a layer: some blocks of images, and a part of the outputs."""
-    all_sizes, all_bands, all_runs, all_inward, all_outward, all_aside, all_starts = tables
+    all_sizes, all_bands, all_runs, all_inward, all_outward, all_starts = tables
     offsets, values, bias = weights
     sizes = all_sizes[step[TABLE]]
     tiles, kept = slice(step[TILES], step[TILES_END]), slice(step[WEIGHTS], step[WEIGHTS_END])
@@ -52,9 +51,10 @@ def _layer(arena, step, tables, weights, scratch, piece):
         arena[step[INPUT] :], block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES, arena[step[OUTPUT] :],
         block * outputs * sizes[_OUT_PLANE], arena[step[PLUS] if has_plus else 0 :], values[kept],
         bias[step[BIAS] : step[BIAS] + outputs], low, high, sizes, all_bands[step[BANDS] : step[BANDS_END]],
-        all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles], all_aside[tiles],
+        all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles],
         all_starts[step[STARTS] : step[STARTS_END]], offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
-        FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0, step[STREAM] != 0,
+        has_plus, step[RELU] != 0, step[STREAM] != 0,
+        as_it_is(arena), no_moments(arena),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from driveprune.noise import dropout_of_ones
 from driveprune.sparse import kernels, plane_kernels
 from driveprune.sparse.code import LANES
 from driveprune.sparse.memory import Floats, empty
+from driveprune.sparse.tile import SPARE
 from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
 
 STREAM_BYTES = 2_000_000
@@ -118,7 +119,7 @@ class Kernel:
             run(
                 kernels.correlate, x, out, out if plus is None else plus, plus is not None, weights, given, first,
                 jobs, -(-count // jobs), tiling.sizes, tiling.bands, tiling.runs, tiling.inward, tiling.outward,
-                tiling.aside, tiling.starts, tiling.offsets, scratch, relu, streams(out) and whole_lines,
+                tiling.starts, tiling.offsets, scratch, relu, streams(out) and whole_lines,
             )  # fmt: skip
 
     def pieces(
@@ -140,12 +141,11 @@ class Kernel:
         for first, jobs, tiling in self.pieces(
             forward, (x.shape[2], x.shape[3]), (slope.shape[2], slope.shape[3]), x.shape[0]
         ):
-            fours = tiling.by_fours
-            scratch, sums = _scratch(count, tiling), empty(count, int(fours.starts[-1])).numpy()
+            scratch, sums = _scratch(count, tiling), empty(count, len(tiling.slots) + SPARE).numpy()
             run(
                 kernels.add_weight_sums, x, slope, first, jobs, tiling.sizes, tiling.bands, tiling.runs,
-                tiling.inward, tiling.outward, tiling.counted, fours.starts, fours.offsets, scratch, sums,
-                fours.slots, found,
+                tiling.inward, tiling.outward, tiling.counted, tiling.starts, tiling.offsets, scratch, sums,
+                tiling.slots, found,
             )  # fmt: skip
         return found
 

@@ -158,18 +158,34 @@ class Code:
 
     def added_if(self, condition: Any, values: list[Any], pointers: list[Any]) -> list[Any]:
         """Vectors, plus those at some addresses if a condition holds."""
+
+        def sums() -> list[Any]:
+            return [self.builder.fadd(value, self.load(each)) for value, each in zip(values, pointers, strict=True)]
+
+        return self.either(condition, values, sums)
+
+    def clipped_if(self, condition: Any, values: list[Any]) -> list[Any]:
+        """Vectors, clipped at zero if a condition holds."""
+        return self.either(condition, values, lambda: [self.positive(value, value) for value in values])
+
+    def loaded_if(self, condition: Any, pointers: list[Any], other: Any) -> list[Any]:
+        """The vectors at some addresses if a condition holds, else another vector for each."""
+        return self.either(condition, [other] * len(pointers), lambda: [self.load(pointer) for pointer in pointers])
+
+    def either(self, condition: Any, values: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
+        """Vectors, or those that are made if a condition holds."""
         builder = self.builder
         before = builder.block
-        add, done = builder.append_basic_block("add"), builder.append_basic_block("added")
-        builder.cbranch(condition, add, done)
-        builder.position_at_end(add)
-        more = [builder.fadd(value, self.load(pointer)) for value, pointer in zip(values, pointers, strict=True)]
+        then, done = builder.append_basic_block("then"), builder.append_basic_block("done")
+        builder.cbranch(condition, then, done)
+        builder.position_at_end(then)
+        made = make()
         builder.branch(done)
         builder.position_at_end(done)
         found = []
-        for value, larger in zip(values, more, strict=True):
+        for value, other in zip(values, made, strict=True):
             phi = builder.phi(self.vector)
             phi.add_incoming(value, before)
-            phi.add_incoming(larger, add)
+            phi.add_incoming(other, then)
             found.append(phi)
         return found

@@ -13,18 +13,24 @@ from numba import prange
 
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES, LINE
+from driveprune.sparse.ends import MOMENT_VECTORS, make_tile_with_moments
 from driveprune.sparse.tile import (
-    FROM_BIAS,
-    FROM_BIAS_AND_PLUS,
-    FROM_OUTPUT,
     TILE,
     make_finish,
     make_products,
+    make_sums,
     make_tile,
     make_windows,
 )
 from driveprune.sparse.tiling import HALF, RUNS, SIZES, WINDOWS
-from driveprune.sparse.vector import clear_vector, copy_row, copy_vector, prefetch_lines
+from driveprune.sparse.vector import (
+    clear_vector,
+    copy_row,
+    copy_vector,
+    prefetch_lines,
+    scale_row,
+    scale_vector,
+)
 
 (
     INPUTS, HEIGHT, WIDTH, OUTPUTS, OUT_PLANE, BLOCKS, ROWS, COLUMNS, STRIDE, LEFT, ROW_PITCH, BLOCK_PITCH,
@@ -36,13 +42,35 @@ _tile_1x8, _tile_2x4, _tile_4x2, _tile_8x1 = (make_tile(TILE // run, run) for ru
 _finish_1x8, _finish_2x4, _finish_4x2, _finish_8x1 = (make_finish(TILE // run, run) for run in (8, 4, 2, 1))
 _windows = make_windows()
 _WINDOW_SUMS = RUNS.index(4)  # the kind of tile that sums of windows come in
-_tile_1x4, _finish_1x4 = (make(1, 4, ways=2) for make in (make_tile, make_finish))
+_sums_1x8, _sums_2x4, _sums_4x2, _sums_8x1 = (make_sums(TILE // run, run) for run in (8, 4, 2, 1))
+_tile_1x4, _finish_1x4, _sums_1x4 = (make(1, 4, ways=2) for make in (make_tile, make_finish, make_sums))
+_moments_1x8, _moments_2x4, _moments_4x2, _moments_8x1 = (
+    make_tile_with_moments(TILE // run, run) for run in (8, 4, 2, 1)
+)
 _products_1x8, _products_2x4, _products_4x2, _products_8x1 = (make_products(TILE // run, run) for run in (8, 4, 2, 1))
 
 
+COPIED, SCALED, CLIPPED = range(3)
+"""What a layer makes of the rows of its input on the way to its scratch: nothing, or a normalisation, without a ReLU
+or with it."""
+
+
+@numba.njit(inline="always")
+def as_it_is(x):
+    """For a layer whose input needs no normalisation: (what is made of it, scales and shifts of its channels)."""
+    return COPIED, x, x
+
+
+@numba.njit(inline="always")
+def no_moments(x):
+    """For a layer without moments: (whether they are wanted, stretches of tiles that count, moments, their place)."""
+    return False, x, x, 0
+
+
 @compiled()
-def _copy_sorted(x, begin, scratch, to, sizes):
+def _copy_sorted(x, begin, scratch, to, sizes, source, c):
     """A row, its columns sorted by their remainders."""
+    kind, scales, shifts = source
     columns, stride, left = sizes[COLUMNS], sizes[STRIDE], sizes[LEFT]
     for remainder in range(stride):
         for q in range(columns):
@@ -50,12 +78,24 @@ def _copy_sorted(x, begin, scratch, to, sizes):
             place = to + (remainder * columns + q) * LANES
             if column < left or column >= sizes[WIDTH] + left:
                 clear_vector(scratch, place)
-            else:
+            elif kind == COPIED:
                 copy_vector(scratch, place, x, begin + column * LANES)
+            else:
+                scale_vector(scratch, place, x, begin + column * LANES, scales[c], shifts[c], kind == CLIPPED)
+
+
+@numba.njit(inline="always")
+def _take_row(x, begin, scratch, to, count, ahead, source, c):
+    """A row, normalised if it has to be."""
+    kind, scales, shifts = source
+    if kind == COPIED:
+        copy_row(scratch, to, x, begin, count, ahead)
+    else:
+        scale_row(scratch, to, x, begin, count, ahead, scales[c], shifts[c], kind == CLIPPED)
 
 
 @compiled()
-def _copy_band(x, x_base, blocks, sizes, band, scratch):
+def _copy_band(x, x_base, blocks, sizes, band, scratch, source):
     """The rows of a band, of all channels, into the scratch, with zeros where there is no image.
 
     Rows that are there already stay; the first one is where the turn of the ring begins.
@@ -66,22 +106,23 @@ def _copy_band(x, x_base, blocks, sizes, band, scratch):
     high = max(low, min(columns, width + left))
     for c in range(channels):
         for b in range(blocks):
-            source = x_base + (b * channels + c) * height * width * LANES
+            plane = x_base + (b * channels + c) * height * width * LANES
             target = c * sizes[CHANNEL_PITCH] + b * sizes[BLOCK_PITCH]
             for r in range(band[3], rows):
                 y, to = band[0] + r, target + (r + band[4]) % rows * sizes[ROW_PITCH]
-                begin = source + (y * width - left) * LANES
+                begin = plane + (y * width - left) * LANES
                 if y < 0 or y >= height:
                     for q in range(stride * columns):
                         clear_vector(scratch, to + q * LANES)
                 elif stride == 1:
                     for q in range(low):
                         clear_vector(scratch, to + q * LANES)
-                    copy_row(scratch, to + low * LANES, x, begin + low * LANES, high - low, height * width * LANES)
+                    first, ahead = low * LANES, height * width * LANES
+                    _take_row(x, begin + first, scratch, to + first, high - low, ahead, source, c)
                     for q in range(high, columns):
                         clear_vector(scratch, to + q * LANES)
                 else:
-                    _copy_sorted(x, begin, scratch, to, sizes)
+                    _copy_sorted(x, begin, scratch, to, sizes, source, c)
 
 
 @compiled()
@@ -113,29 +154,37 @@ def _look_ahead(x, soon, lines, sizes, number, numbers):
 
 
 @numba.njit(inline="always")
-def _tile(kind, x, weights, bounds, table, place, out, base, step, start, bias, plus, relu, stream):
+def _look_ahead_tile(array, base, tile, kind):
+    """Have a plane's part of the next tile in the cache when it is needed, if the images are wide."""
+    if kind < 2:
+        for stretch in range(1 << kind):
+            prefetch_lines(array, base + tile[stretch], (TILE >> kind) * LANES // LINE)
+
+
+@numba.njit(inline="always")
+def _tile(kind, x, weights, bounds, table, place, out, base, step, bias, plus, has_plus, relu, stream):
     """The sums of one output over one tile of a kind."""
     offsets, values = weights
     inward, outward = table
     if kind == 0:
         _tile_1x8(
-            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x, offsets, values, bounds, inward, outward, place, out, base, step, bias, plus, has_plus, relu, stream
         )
     elif kind == 1:
         _tile_2x4(
-            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x, offsets, values, bounds, inward, outward, place, out, base, step, bias, plus, has_plus, relu, stream
         )
     elif kind == 2:
         _tile_4x2(
-            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x, offsets, values, bounds, inward, outward, place, out, base, step, bias, plus, has_plus, relu, stream
         )
     elif kind == 3:
         _tile_8x1(
-            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x, offsets, values, bounds, inward, outward, place, out, base, step, bias, plus, has_plus, relu, stream
         )
     else:
         _tile_1x4(
-            x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream
+            x, offsets, values, bounds, inward, outward, place, out, base, step, bias, plus, has_plus, relu, stream
         )
 
 
@@ -172,66 +221,119 @@ def _bounds(starts, key):
     return starts[2 * key], starts[2 * key + 1], starts[2 * key + 2]
 
 
+@numba.njit(inline="always")
+def _add_products(kind, scratch, begin, has_sums, bias, weights, bounds, inward, place):
+    """Some products of one output over one tile of a kind, to its sums."""
+    offsets, values = weights
+    if kind == 0:
+        _sums_1x8(scratch, begin, has_sums, bias, offsets, values, bounds, inward, place)
+    elif kind == 1:
+        _sums_2x4(scratch, begin, has_sums, bias, offsets, values, bounds, inward, place)
+    elif kind == 2:
+        _sums_4x2(scratch, begin, has_sums, bias, offsets, values, bounds, inward, place)
+    elif kind == 3:
+        _sums_8x1(scratch, begin, has_sums, bias, offsets, values, bounds, inward, place)
+    else:
+        _sums_1x4(scratch, begin, has_sums, bias, offsets, values, bounds, inward, place)
+
+
 @compiled()
-def _sum_groups(kind, scratch, weights, starts, key, sizes, table, place, bias, low, high):
+def _sum_groups(kind, scratch, weights, starts, key, sizes, inward, place, bias, low, high):
     """The sums of all outputs over one tile, side by side, one group of inputs after the other but the last."""
     outputs = sizes[OUTPUTS]
     for group in range(sizes[GROUPS] - 1):
-        start = FROM_BIAS if group == 0 else FROM_OUTPUT
         for o in range(low, high):
             bounds = _bounds(starts, key + group * outputs + o)
             if bounds[0] < bounds[2] or group == 0:
-                _tile(
-                    kind, scratch, weights, bounds, table, place, scratch, sizes[SUMS] + o * TILE * LANES, LANES,
-                    start, bias[o], scratch, False, False,
-                )  # fmt: skip
+                begin = sizes[SUMS] + o * TILE * LANES
+                _add_products(kind, scratch, begin, group > 0, bias[o], weights, bounds, inward, place)
+
+
+@numba.njit(inline="always")
+def _tile_with_moments(
+    kind, scratch, begin, has_sums, bias, weights, bounds, table, place, out, base, step, stream, moments, o, is_first
+):  # fmt: skip
+    """The last sums of one output over one tile of a kind to where they belong, and what makes their moments."""
+    offsets, values = weights
+    inward, outward = table
+    _, counted, sums, at = moments
+    at += o * MOMENT_VECTORS * LANES
+    if kind == 0:
+        _moments_1x8(
+            scratch, begin, has_sums, bias, offsets, values, bounds, inward, outward, counted, place, out, base,
+            step, stream, sums, at, is_first,
+        )  # fmt: skip
+    elif kind == 1:
+        _moments_2x4(
+            scratch, begin, has_sums, bias, offsets, values, bounds, inward, outward, counted, place, out, base,
+            step, stream, sums, at, is_first,
+        )  # fmt: skip
+    elif kind == 2:
+        _moments_4x2(
+            scratch, begin, has_sums, bias, offsets, values, bounds, inward, outward, counted, place, out, base,
+            step, stream, sums, at, is_first,
+        )  # fmt: skip
+    else:
+        _moments_8x1(
+            scratch, begin, has_sums, bias, offsets, values, bounds, inward, outward, counted, place, out, base,
+            step, stream, sums, at, is_first,
+        )  # fmt: skip
 
 
 @compiled()
 def correlate_blocks(
-    x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, aside, starts,
-    offsets, scratch, start, relu, stream,
+    x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, starts, offsets,
+    scratch, has_plus, relu, stream, source, moments,
 ):  # fmt: skip
-    """The outputs `low` to `high` of as many blocks of images as the tables are for."""
+    """The outputs `low` to `high` of as many blocks of images as the tables are for.
+
+    `source` is what `as_it_is` explains, `moments` what `no_moments` does.
+    """
     groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
-    table, side = (inward, outward), (inward, aside)
+    table = inward, outward
     zero = np.float32(0.0)
+    is_first = True
     for band in range(len(bands)):
         turned = offsets[bands[band, 4] * len(values) :]
         weights = turned, values
-        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch)
+        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
         for r in range(bands[band, 1], bands[band, 2]):
             key, kind = runs[r, 0] * groups * outputs, runs[r, 1]
             for t in range(runs[r, 2], runs[r, 3]):
                 soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
                 if groups > 1:
                     plain = _WINDOW_SUMS if kind == WINDOWS else kind
-                    _sum_groups(plain, scratch, weights, starts, key, sizes, side, t * TILE, bias, low, high)
+                    _sum_groups(plain, scratch, weights, starts, key, sizes, inward, t * TILE, bias, low, high)
                 for o in range(low, high):
-                    base = out_base + o * plane
+                    base, sums = out_base + o * plane, sizes[SUMS] + o * TILE * LANES
                     _look_ahead(x, soon, lines, sizes, o - low, high - low)
                     last = key + (groups - 1) * outputs + o
-                    if kind == WINDOWS:
+                    if moments[0]:
+                        _tile_with_moments(
+                            kind, scratch, sums, groups > 1, bias[o], weights, _bounds(starts, last), table, t * TILE,
+                            out, base, step, stream, moments, o, is_first,
+                        )  # fmt: skip
+                    elif kind == WINDOWS:
                         _windows(
-                            scratch, sizes[SUMS] + o * TILE * LANES, groups > 1, bias[o] if groups == 1 else zero,
-                            turned, values, _bounds(starts, last), inward, outward, t * TILE, out, base, step, relu,
-                            stream,
+                            scratch, sums, groups > 1, bias[o] if groups == 1 else zero, turned, values,
+                            _bounds(starts, last), inward, outward, t * TILE, out, base, step, relu, stream,
                         )  # fmt: skip
                     elif groups > 1:
                         _finish(
-                            kind, scratch, sizes[SUMS] + o * TILE * LANES, weights, _bounds(starts, last),
-                            table, t * TILE, out, base, step, plus, start == FROM_BIAS_AND_PLUS, relu, stream,
+                            kind, scratch, sums, weights, _bounds(starts, last), table, t * TILE, out, base, step,
+                            plus, has_plus, relu, stream,
                         )  # fmt: skip
                     else:
                         _tile(
                             kind, scratch, weights, _bounds(starts, key + o), table, t * TILE, out, base,
-                            step, start, bias[o], plus, relu, stream,
+                            step, bias[o], plus, has_plus, relu, stream,
                         )  # fmt: skip
+                is_first = False
 
 
 @compiled(parallel=True)
 def correlate(
-    x, out, plus, has_plus, values, bias, first_block, jobs, parts, sizes, bands, runs, inward, outward, aside,
+    x, out, plus, has_plus, values, bias, first_block, jobs, parts, sizes, bands, runs, inward, outward,
     starts, offsets, scratch, relu, stream,
 ):  # fmt: skip
     """Outputs of blocked images: `jobs` pieces of blocks, each in `parts` of the outputs."""
@@ -244,8 +346,8 @@ def correlate(
         low, high = part * outputs // parts, (part + 1) * outputs // parts
         correlate_blocks(
             x, block * in_block, out, block * out_block, plus, values, bias, low, high, sizes, bands, runs, inward,
-            outward, aside, starts, offsets, scratch[numba.get_thread_id()],
-            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu, stream,
+            outward, starts, offsets, scratch[numba.get_thread_id()],
+            has_plus, relu, stream, as_it_is(x), no_moments(x),
         )  # fmt: skip
 
 
@@ -263,21 +365,15 @@ def _products(kind, x, offsets, begin, end, table, place, slope, base, step, sum
         _products_8x1(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
 
 
-@numba.njit(inline="always")
-def _look_ahead_back(slope, base, tile, kind):
-    """Have an output's gradient of the next tile in the cache when it is needed, if the images are wide."""
-    if kind < 2:
-        for stretch in range(1 << kind):
-            prefetch_lines(slope, base + tile[stretch], (TILE >> kind) * LANES // LINE)
-
-
 @compiled()
-def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums):
+def _sum_blocks(
+    x, x_base, slope, base, sizes, bands, runs, inward, outward, counted, starts, offsets, scratch, sums, source
+):
     """The sums of as many blocks of images as the tables are for."""
     outputs, plane, step, table = sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP], (inward, outward, counted)
     for band in range(len(bands)):
-        turned = offsets[bands[band, 4] * len(sums) :]
-        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch)
+        turned = offsets[bands[band, 4] * starts[-1] :]
+        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
         for group in range(sizes[GROUPS]):
             key = group * outputs
             for r in range(bands[band, 1], bands[band, 2]):
@@ -288,8 +384,8 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
                     for o in range(outputs):
                         if group == 0:  # the others find all of it in the cache
                             _look_ahead(x, soon, lines, sizes, o, outputs)
-                            _look_ahead_back(slope, base + o * plane, next_tile, kind)
-                        begin, end = starts[key + o], starts[key + o + 1]
+                            _look_ahead_tile(slope, base + o * plane, next_tile, kind)
+                        begin, _, end = _bounds(starts, key + o)
                         if begin < end:
                             _products(
                                 kind, scratch, turned, begin, end, table, t * TILE, slope, base + o * plane, step,
@@ -300,7 +396,7 @@ def _sum_blocks(x, x_base, slope, base, sizes, bands, runs, inward, outward, cou
 @compiled()
 def sum_share(
     x, slope, first_block, jobs, thread, threads, sizes, bands, runs, inward, outward, counted, starts, offsets,
-    scratch, sums,
+    scratch, sums, source,
 ):  # fmt: skip
     """The sums of a thread's share of the blocks, at the kept weights."""
     blocks = sizes[BLOCKS]
@@ -312,7 +408,7 @@ def sum_share(
         block = first_block + job * blocks
         _sum_blocks(
             x, block * in_block, slope, block * out_block, sizes, bands, runs, inward, outward, counted, starts,
-            offsets, scratch, sums,
+            offsets, scratch, sums, source,
         )  # fmt: skip
 
 
@@ -329,7 +425,7 @@ def add_weight_sums(
     for thread in prange(threads):
         sum_share(
             x, slope, first_block, jobs, thread, threads, sizes, bands, runs, inward, outward, counted, starts,
-            offsets, scratch[thread], sums[thread],
+            offsets, scratch[thread], sums[thread], as_it_is(x),
         )  # fmt: skip
     for j in prange(len(slots)):
         total = np.float32(0.0)

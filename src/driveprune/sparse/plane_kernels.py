@@ -11,6 +11,7 @@ from numba import prange
 
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
+from driveprune.sparse.ends import MOMENT_VECTORS
 from driveprune.sparse.plane import (
     clip_slope,
     deviations,
@@ -70,7 +71,27 @@ def _moments(y, c, blocks, channels, plane, last):
 
 
 @compiled()
-def _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts):
+def join_moments(sums, c, blocks, channels, pixels, last):
+    """Mean and variance of a channel over all images, from the sums that its layer found on the way.
+
+    For each block and channel these are a vector K, and the sums of differences from it and of their squares.
+    """
+    images, each = (blocks - 1) * LANES + last, 1.0 / pixels
+    mean, squares = 0.0, 0.0
+    for image in range(images):
+        begin = (image // LANES * channels + c) * MOMENT_VECTORS * LANES + image % LANES
+        mean += sums[begin] + sums[begin + LANES] * each
+    mean /= images
+    for image in range(images):
+        begin = (image // LANES * channels + c) * MOMENT_VECTORS * LANES + image % LANES
+        rest = sums[begin + LANES] * each
+        apart = sums[begin] + rest - mean
+        squares += sums[begin + 2 * LANES] - sums[begin + LANES] * rest + apart * apart * pixels
+    return mean, max(squares, 0.0) / (images * pixels)
+
+
+@compiled()
+def take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts):
     """What a channel's moments make of its normalisation."""
     means[c], variances[c] = mean, variance
     inverse[c] = 1.0 / np.sqrt(variance + eps)
@@ -109,15 +130,21 @@ def scale_plane(y, plus, out, base, plane, a, b, has_plus, relu, stream):
 
 
 @compiled()
+def scale_channel(c, y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream):
+    """One channel of `normalise`."""
+    for b in range(blocks):
+        scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
+
+
+@compiled()
 def normalise_channel(
     c, y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks, channels, plane,
     last, relu, stream,
 ):  # fmt: skip
     """One channel of `normalise_batch`."""
     mean, variance = _moments(y, c, blocks, channels, plane, last)
-    _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
-    for b in range(blocks):
-        scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
+    take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
+    scale_channel(c, y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream)
 
 
 @compiled(parallel=True)
@@ -137,8 +164,7 @@ def normalise_batch(
 def normalise(y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream):
     """Out = y · scale + shift (+ plus), clipped at zero if `relu`."""
     for c in prange(channels):
-        for b in range(blocks):
-            scale_plane(y, plus, out, (b * channels + c) * plane, plane, scales[c], shifts[c], has_plus, relu, stream)
+        scale_channel(c, y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream)
 
 
 @compiled()
@@ -164,7 +190,7 @@ def normalise_channel_backward(
     first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
     if not training:
         first, second = zero, zero
-    for block in range(blocks):
+    for block in range(blocks - 1, -1, -1):  # what was read last is still in the cache
         base = (block * channels + c) * plane
         if relu and not has_plus:
             slope_apply_input(slope, y, y, dy, base, plane, a, b, mean, first, second, stream)
@@ -195,7 +221,7 @@ def normalise_channel_windows(
     """One channel of `normalise_windows`."""
     zero, small = np.float32(0.0), rows * columns * LANES
     mean, variance = _moments(y, c, blocks, channels, 4 * small, last)
-    _take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
+    take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
     for b in range(blocks):
         base = (b * channels + c) * small
         form, a, shift = (rows, columns), scales[c], shifts[c]
@@ -230,7 +256,7 @@ def normalise_channel_windows_backward(
         total += found[0]
         product += found[1]
     first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
-    for block in range(blocks):
+    for block in range(blocks - 1, -1, -1):  # what was read last is still in the cache
         base = (block * channels + c) * small
         window_slope_apply(y, slope, dy, 4 * base, base, form, a, b, mean, first, second, stream)
     if last < LANES:

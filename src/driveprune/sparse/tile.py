@@ -7,6 +7,7 @@ input that its offset points to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -19,45 +20,46 @@ from driveprune.sparse.vector import larger
 TILE = 8
 """Vectors in a tile: as many sums as it takes to keep two multiply-adds a cycle going, and registers are left."""
 
-FROM_OUTPUT, FROM_BIAS, FROM_BIAS_AND_PLUS = 0, 1, 2
-"""Where the sums of a tile start: what the output holds, the bias, or the bias and another tensor."""
+SPARE = 3
+"""Numbers after the last sum of kept weights that may be written, too."""
 
 
 def make_tile(stretches: int, run: int, width: int = LANES, ways: int = 1) -> Any:
     """The sums of one output over one tile.
 
-    tile(x, offsets, values, bounds, inward, outward, place, out, base, step, start, bias, plus, relu, stream):
+    tile(x, offsets, values, bounds, inward, outward, place, out, base, step, bias, plus, has_plus, relu, stream):
 
-    out[t] = start + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], for each vector t of the
-    tile; x's places are inward[place + a] + b vectors, out's are base + outward[place + a] + b steps. The bounds are
-    (low, middle, high): weights before the middle come in twos, of which the second's offset is a vector further; or,
-    in a small tile, as many at a time as there are `ways`, anywhere, so that its few sums do not wait for each other.
+    out[t] = bias (+ plus[t]) + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], clipped at zero
+    if `relu`, for each vector t of the tile; x's places are inward[place + a] + b vectors, out's and plus's are base
+    + outward[place + a] + b steps. The bounds are (low, middle, high): weights before the middle come in twos, of
+    which the second's offset is a vector further; or, in a small tile, as many at a time as there are `ways`, anywhere, so
+    that its few sums do not wait for each other.
     """
 
     @intrinsic
     def tile(
         _: Any, x: Any, offsets: Any, values: Any, bounds: Any, inward: Any, outward: Any, place: Any, out: Any,
-        base: Any, step: Any, start: Any, bias: Any, plus: Any, relu: Any, stream: Any,
+        base: Any, step: Any, bias: Any, plus: Any, has_plus: Any, relu: Any, stream: Any,
     ) -> Any:  # fmt: skip
-        int64 = types.int64
+        int64, boolean = types.int64, types.boolean
         signature = types.void(
-            x, offsets, values, bounds, inward, outward, int64, out, int64, int64, int64, types.float32, plus,
-            types.boolean, types.boolean,
+            x, offsets, values, bounds, inward, outward, int64, out, int64, int64, types.float32, plus, boolean,
+            boolean, boolean,
         )  # fmt: skip
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
-            place, base, step, start, bias, relu = (args[n] for n in (6, 8, 9, 10, 11, 13))
-            sources = _places(code, code.data(0), code.data(4), place, stretches)
-            results = _stepped(
-                code, _places(code, code.at(code.data(7), base), code.data(5), place, stretches), step, run
+            place, base, step, bias, has_plus, relu = (args[n] for n in (6, 8, 9, 10, 12, 13))
+            sources = places(code, code.data(0), code.data(4), place, stretches)
+            results = stepped(
+                code, places(code, code.at(code.data(7), base), code.data(5), place, stretches), step, run
             )
-            others = _stepped(
-                code, _places(code, code.at(code.data(12), base), code.data(5), place, stretches), step, run
+            others = stepped(
+                code, places(code, code.at(code.data(11), base), code.data(5), place, stretches), step, run
             )
-            first = _first(code, results, others, start, code.splat(bias))
-            sums = _products_added(code, code.data(1), code.data(2), args[3], sources, run, first, ways)
-            clipped = [builder.select(relu, code.positive(value, value), value) for value in sums]
+            first = code.added_if(has_plus, [code.splat(bias)] * len(results), others)
+            sums = products_added(code, code.data(1), code.data(2), args[3], sources, run, first, ways)
+            clipped = code.clipped_if(relu, sums)
             code.store_all(clipped, results, args[14])
             return context.get_dummy_value()
 
@@ -66,12 +68,12 @@ def make_tile(stretches: int, run: int, width: int = LANES, ways: int = 1) -> An
     return tile
 
 
-def _places(code: Code, origin: Any, table: Any, place: Any, stretches: int) -> list[Any]:
+def places(code: Code, origin: Any, table: Any, place: Any, stretches: int) -> list[Any]:
     """The addresses at which the stretches of a tile begin."""
     return [code.at(origin, code.builder.load(code.at(table, place, a))) for a in range(stretches)]
 
 
-def _stepped(code: Code, starts: list[Any], step: Any, run: int) -> list[Any]:
+def stepped(code: Code, starts: list[Any], step: Any, run: int) -> list[Any]:
     """The addresses of all vectors of a tile."""
     found = []
     for start in starts:
@@ -82,33 +84,7 @@ def _stepped(code: Code, starts: list[Any], step: Any, run: int) -> list[Any]:
     return found
 
 
-def _first(code: Code, results: list[Any], others: list[Any], start: Any, bias: Any) -> list[Any]:
-    """What the sums start from."""
-    builder = code.builder
-    blocks = [builder.append_basic_block(name) for name in ("output", "plus", "bias", "begin")]
-    output, plus, only_bias, begin = blocks
-    switch = builder.switch(start, only_bias)
-    switch.add_case(I64(FROM_OUTPUT), output)
-    switch.add_case(I64(FROM_BIAS_AND_PLUS), plus)
-    builder.position_at_end(output)
-    from_output = [code.load(pointer) for pointer in results]
-    builder.branch(begin)
-    builder.position_at_end(plus)
-    from_plus = [builder.fadd(code.load(pointer), bias) for pointer in others]
-    builder.branch(begin)
-    builder.position_at_end(only_bias)
-    builder.branch(begin)
-    builder.position_at_end(begin)
-    found = []
-    for here, there in zip(from_output, from_plus, strict=True):
-        phi = builder.phi(code.vector)
-        for value, block in ((here, output), (there, plus), (bias, only_bias)):
-            phi.add_incoming(value, block)
-        found.append(phi)
-    return found
-
-
-def _products_added(
+def products_added(
     code: Code,
     offsets: Any,
     values: Any,
@@ -166,6 +142,38 @@ def _loop(
     return code.loop(low, high, taps, first, body)
 
 
+def make_sums(stretches: int, run: int, width: int = LANES, ways: int = 1) -> Any:
+    """Some of the products of one output over one tile are added to its sums, which lie side by side.
+
+    sums(x, begin, has_sums, bias, offsets, values, bounds, inward, place): x[begin + t] += the products of weights as
+    in `make_tile`, for each vector t of the tile; or the bias plus them, if there are no sums yet.
+    """
+
+    @intrinsic
+    def sums(
+        _: Any, x: Any, begin: Any, has_sums: Any, bias: Any, offsets: Any, values: Any, bounds: Any, inward: Any,
+        place: Any,
+    ) -> Any:  # fmt: skip
+        int64 = types.int64
+        signature = types.void(
+            x, int64, types.boolean, types.float32, offsets, values, bounds, inward, int64
+        )  # fmt: skip
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args, width)
+            sources = places(code, code.data(0), code.data(7), args[8], stretches)
+            targets = [code.at(code.data(0), args[1], t * width) for t in range(stretches * run)]
+            first = code.loaded_if(args[2], targets, code.splat(args[3]))
+            found = products_added(code, code.data(4), code.data(5), args[6], sources, run, first, ways)
+            for value, target in zip(found, targets, strict=True):
+                code.store(value, target)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return sums
+
+
 def make_finish(stretches: int, run: int, width: int = LANES, ways: int = 1) -> Any:
     """The last weights of one output over one tile, whose sums so far lie side by side, to where the sums belong.
 
@@ -189,15 +197,15 @@ def make_finish(stretches: int, run: int, width: int = LANES, ways: int = 1) -> 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
             begin, place, base, step, has_plus, relu = (args[n] for n in (1, 7, 9, 10, 12, 13))
-            sources = _places(code, code.data(0), code.data(5), place, stretches)
+            sources = places(code, code.data(0), code.data(5), place, stretches)
             results, others = (
-                _stepped(code, _places(code, code.at(code.data(n), base), code.data(6), place, stretches), step, run)
+                stepped(code, places(code, code.at(code.data(n), base), code.data(6), place, stretches), step, run)
                 for n in (8, 11)
             )
             first = [code.load(code.at(code.data(0), begin, t * width)) for t in range(len(results))]
-            values = _products_added(code, code.data(2), code.data(3), args[4], sources, run, first, ways)
+            values = products_added(code, code.data(2), code.data(3), args[4], sources, run, first, ways)
             ends = code.added_if(has_plus, values, others)
-            clipped = [builder.select(relu, code.positive(end, end), end) for end in ends]
+            clipped = code.clipped_if(relu, ends)
             code.store_all(clipped, results, args[14])
             return context.get_dummy_value()
 
@@ -229,17 +237,17 @@ def make_windows(width: int = LANES) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
             begin, has_sums, bias, place, base, step, relu = (args[n] for n in (1, 2, 3, 9, 11, 12, 13))
-            sources = _places(code, code.data(0), code.data(7), place, 2)
-            start = _places(code, code.at(code.data(10), base), code.data(8), place, 1)
+            sources = places(code, code.data(0), code.data(7), place, 2)
+            start = places(code, code.at(code.data(10), base), code.data(8), place, 1)
             before = [code.at(code.data(0), begin, t * width) for t in range(TILE)]
             first = code.added_if(has_sums, [code.splat(bias)] * TILE, before)
-            sums = _products_added(code, code.data(4), code.data(5), args[6], sources, 4, first, 1)
+            sums = products_added(code, code.data(4), code.data(5), args[6], sources, 4, first, 1)
             best = []
             for left in (0, 2):
                 rows = [larger(code, *sums[row * 4 + left : row * 4 + left + 2]) for row in range(2)]
                 best.append(larger(code, *rows))
-            clipped = [builder.select(relu, code.positive(value, value), value) for value in best]
-            code.store_all(clipped, _stepped(code, start, step, 2), args[14])
+            clipped = code.clipped_if(relu, best)
+            code.store_all(clipped, stepped(code, start, step, 2), args[14])
             return context.get_dummy_value()
 
         return signature, codegen
@@ -247,12 +255,26 @@ def make_windows(width: int = LANES) -> Any:
     return windows
 
 
+def _counted(code: Code, vectors: list[Any], counts: Any, stretches: int) -> list[Any]:
+    """The vectors of a tile, or zeros for those of its last stretches that do not count."""
+    if stretches == 1:
+        return vectors
+    builder, run = code.builder, len(vectors) // stretches
+    last = builder.load(code.at(counts, stretches - 1))
+
+    def times_counts() -> list[Any]:
+        factors = [code.splat(builder.load(code.at(counts, a))) for a in range(stretches)]
+        return [builder.fmul(vector, factors[t // run]) for t, vector in enumerate(vectors)]
+
+    return code.either(builder.fcmp_ordered("==", last, FLOAT(0.0)), vectors, times_counts)
+
+
 def make_products(stretches: int, run: int, width: int = LANES) -> Any:
     """The gradient of the kept weights of one output, from one tile.
 
     products(x, offsets, low, high, inward, outward, counted, place, slope, base, step, sums): sums[j] += the products
     of x[offsets[j] + where t is] and slope[where t is], over the lanes of all vectors t of the tile that count, for j
-    in [low, high), four at a time: `low` and `high` are multiples of four.
+    in [low, high), four at a time. So many as make the last four whole are added zero to: `SPARE` at most.
     """
 
     @intrinsic
@@ -266,32 +288,42 @@ def make_products(stretches: int, run: int, width: int = LANES) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
             low, high, place, base, step = (args[n] for n in (2, 3, 7, 9, 10))
-            sources = _places(code, code.data(0), code.data(4), place, stretches)
-            starts = _places(code, code.at(code.data(8), base), code.data(5), place, stretches)
-            counts = [code.splat(builder.load(code.at(code.data(6), place, a))) for a in range(stretches)]
-            slopes = [
-                builder.fmul(code.load(pointer), counts[number // run])
-                for number, pointer in enumerate(_stepped(code, starts, step, run))
-            ]
+            sources = places(code, code.data(0), code.data(4), place, stretches)
+            starts = places(code, code.at(code.data(8), base), code.data(5), place, stretches)
+            slopes = [code.load(pointer) for pointer in stepped(code, starts, step, run)]
+            slopes = _counted(code, slopes, code.at(code.data(6), place), stretches)
             offsets, sums = code.data(1), code.data(11)
-            four = ir.VectorType(FLOAT, 4)
 
-            def body(j: Any, _: list[Any]) -> list[Any]:
-                four_offsets = [builder.sext(builder.load(code.at(offsets, j, number)), I64) for number in range(4)]
-                found = [code.zero()] * 4
-                for t, value in enumerate(slopes):  # one after the other: four sums that do not wait for each other
-                    pointers = [code.at(sources[t // run], offset, t % run * width) for offset in four_offsets]
-                    found = [
-                        code.fma(value, code.load(pointer), total)
-                        for pointer, total in zip(pointers, found, strict=True)
-                    ]
-                target = code.at(sums, j)
-                code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
-                return []
+            def some(several: int) -> Callable[[Any, list[Any]], list[Any]]:
+                def body(j: Any, _: list[Any]) -> list[Any]:
+                    _add_sums(code, offsets, sources, run, slopes, j, several, sums)
+                    return []
 
-            code.loop(low, high, 4, [], body)
+                return body
+
+            rest = builder.and_(builder.sub(high, low), I64(SPARE))
+            whole = builder.sub(high, rest)
+            code.loop(low, whole, 4, [], some(4))
+            for several in range(1, 4):
+                begin = builder.select(builder.icmp_signed("==", rest, I64(several)), whole, high)
+                code.loop(begin, high, 4, [], some(several))
             return context.get_dummy_value()
 
         return signature, codegen
 
     return products
+
+
+def _add_sums(
+    code: Code, offsets: Any, sources: list[Any], run: int, slopes: list[Any], j: Any, several: int, sums: Any
+) -> None:
+    """The products of `several` weights, at most four, from the j-th on, to their sums."""
+    builder, four = code.builder, ir.VectorType(FLOAT, 4)
+    places = [builder.sext(builder.load(code.at(offsets, j, number)), I64) for number in range(several)]
+    found = [code.zero()] * several
+    for t, value in enumerate(slopes):  # one after the other: sums that do not wait for each other
+        pointers = [code.at(sources[t // run], offset, t % run * code.width) for offset in places]
+        found = [code.fma(value, code.load(each), total) for each, total in zip(pointers, found, strict=True)]
+    found += [code.zero()] * (4 - several)
+    target = code.at(sums, j)
+    code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)

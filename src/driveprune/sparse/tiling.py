@@ -91,8 +91,6 @@ class Tiling:
     inward: Ints
     outward: Ints
     """Where the stretches of each tile begin, in the scratch and in the output: eight entries a tile."""
-    aside: Ints
-    """The same for tiles whose vectors lie side by side."""
     counted: npt.NDArray[np.float32]
     """1 for each stretch of a tile, 0 for a repetition that fills it up."""
     starts: Ints
@@ -117,30 +115,12 @@ class Tiling:
         return int(self.sizes[SIZES["sums"]] + (self.sizes[SIZES["outputs"]] + 1) * TILE * LANES)
 
     @cached_property
-    def by_fours(self) -> Fours:
-        """The same weights, each output's filled up to a multiple of four."""
-        begins = self.starts[::2]
-        counts = np.diff(begins)
-        padded = -(-counts // 4) * 4
-        starts = np.concatenate([[0], np.cumsum(padded)])
-        slots = np.arange(begins[-1]) + np.repeat(starts[:-1] - begins[:-1], counts)
-        turns = len(self.offsets) // max(1, len(slots))
-        offsets = np.zeros((turns, starts[-1]), np.int32)
-        offsets[:, slots] = self.offsets.reshape(turns, len(slots))
-        back = np.empty_like(slots)
-        back[np.arange(len(slots)) if self.order is None else self.order] = slots
-        return Fours(starts, offsets.reshape(-1), back)
-
-
-@dataclass(frozen=True)
-class Fours:
-    """Kept weights in fours, for the gradient of the weights."""
-
-    starts: Ints
-    offsets: Offsets
-    """For each turn after the other."""
-    slots: Ints
-    """Where the sum of each value is."""
+    def slots(self) -> Ints:
+        """Where the sum of each value is, if there is one for each offset of a turn."""
+        found = np.arange(self.starts[-1])
+        if self.order is not None:
+            found[self.order] = found.copy()
+        return found
 
 
 def ranges(ends: dict[str, int], lengths: Mapping[str, int]) -> dict[str, int]:
@@ -400,15 +380,12 @@ class _Tiles:
         self._runs: list[tuple[int, ...]] = []
         self._inward: list[list[int]] = []
         self._outward: list[list[int]] = []
-        self._aside: list[list[int]] = []
         self._counted: list[list[int]] = []
 
-    def tables(self) -> tuple[Ints, Ints, Ints, Ints, npt.NDArray[np.float32]]:
-        """Runs, inward, outward, aside and counted, as in `Tiling`."""
-        inward, outward, aside = (
-            _table(each, TILE).reshape(-1) for each in (self._inward, self._outward, self._aside)
-        )
-        return _table(self._runs, 4), inward, outward, aside, np.array(self._counted, np.float32).reshape(-1)
+    def tables(self) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float32]]:
+        """Runs, inward, outward and counted, as in `Tiling`."""
+        inward, outward = (_table(each, TILE).reshape(-1) for each in (self._inward, self._outward))
+        return _table(self._runs, 4), inward, outward, np.array(self._counted, np.float32).reshape(-1)
 
     def add_band(self, classes: list[_Class], first: int, end: int) -> tuple[int, int]:
         """The pixels in the grid's rows `first` to `end`; from which run on, to which."""
@@ -470,5 +447,4 @@ class _Tiles:
             some += some[-1:] * (size - len(some))
             self._inward.append([inward for inward, _ in some] + [0] * (TILE - size))
             self._outward.append([outward for _, outward in some] + [0] * (TILE - size))
-            self._aside.append([a * (TILE // size) * LANES for a in range(TILE)])
         self._runs.append((number, HALF if self._half else kind, begin, len(self._inward)))

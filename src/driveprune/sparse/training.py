@@ -20,10 +20,13 @@ from driveprune.sparse import training_kernels as kernels
 from driveprune.sparse.arena import Arena
 from driveprune.sparse.blocked import STREAM_BYTES, flat, follow, pack, pooled
 from driveprune.sparse.code import LANES, LINE
+from driveprune.sparse.ends import MOMENT_VECTORS
+from driveprune.sparse.kernels import CLIPPED, SCALED
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import empty
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
+from driveprune.sparse.tile import SPARE
 from driveprune.sparse.tiling import Ints, Tiling, backward, forward, ranges
 
 PIECE = 20_000
@@ -44,7 +47,7 @@ class TrainingRegion:
     ) -> None:  # fmt: skip
         self._plan = plan = _Plan(steps, inputs, outputs, count, dict(zip(inputs, wanted, strict=True)))
         self._wanted = wanted
-        self._fours = plan.tables.fours()
+        self._slots = plan.tables.slots()
         self._tables = plan.tables.tilings()
         self._forward, self._backward = plan.forward.arrays(), plan.backward.arrays()
 
@@ -81,7 +84,7 @@ class TrainingRegion:
             self._view(arena, place, shape).copy_(slope)
         steps, items, _, gather = self._backward
         self._run(kernels.backwards, kernels.backwards_together, flat(saved), flat(arena), flat(parameters),
-                  flat(found), steps, items, self._tables, self._fours, gather)  # fmt: skip
+                  flat(found), steps, items, self._tables, self._slots, gather)  # fmt: skip
         inputs = [place and self._view(arena, *place).clone() for place in plan.wanted]
         sizes = [getattr(module, name).numel() for module, name in plan.parameters]
         return [*inputs, *torch.split(found[: sum(sizes)], sizes)]
@@ -117,13 +120,13 @@ class _Train(Function):
 class _Tables:
     """The tables of all tilings, one after the other."""
 
-    NAMES = ("bands", "runs", "inward", "outward", "aside", "counted", "starts", "offsets")
+    NAMES = ("bands", "runs", "inward", "outward", "counted", "starts", "offsets")
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tiling, Row]] = {}
-        self._fours: dict[int, Row] = {}
+        self._slots: dict[int, Row] = {}
         self._lengths = dict.fromkeys(("bands", "runs", "tiles", "starts", "offsets"), 0)
-        self._four_lengths = dict.fromkeys(("fours", "four_offsets", "slots"), 0)
+        self._slot_lengths = {"slots": 0}
         self.scratch = 0
         """Numbers that a thread's scratch holds: none if there are no tables."""
 
@@ -134,13 +137,11 @@ class _Tables:
             self.scratch = max(self.scratch, tiling.scratch)
         return self._known[id(tiling)][1]
 
-    def row_of_fours(self, tiling: Tiling) -> Row:
-        """The same, and where its weights in fours are."""
-        if id(tiling) not in self._fours:
-            fours = tiling.by_fours
-            lengths = {"fours": len(fours.starts), "four_offsets": len(fours.offsets), "slots": len(fours.slots)}
-            self._fours[id(tiling)] = ranges(self._four_lengths, lengths)
-        return {**self.row(tiling), **self._fours[id(tiling)]}
+    def row_with_slots(self, tiling: Tiling) -> Row:
+        """The same, and where it is said which sum belongs to which value."""
+        if id(tiling) not in self._slots:
+            self._slots[id(tiling)] = ranges(self._slot_lengths, {"slots": len(tiling.slots)})
+        return {**self.row(tiling), **self._slots[id(tiling)]}
 
     def tilings(self) -> tuple[Any, ...]:
         """Sizes, and what `NAMES` names."""
@@ -148,15 +149,9 @@ class _Tables:
         sizes = np.stack([each.sizes for each in known])
         return sizes, *(np.concatenate([getattr(each, name) for each in known]) for name in self.NAMES)
 
-    def fours(self) -> tuple[Ints, Any, Ints]:
-        """Starts, offsets and slots of weights in fours."""
-        known = [self._known[key][0].by_fours for key in self._fours]
-        empties = {"starts": np.int64, "offsets": np.int32, "slots": np.int64}
-        starts, offsets, slots = (
-            np.concatenate([np.zeros(0, kind), *(getattr(each, name) for each in known)])
-            for name, kind in empties.items()
-        )
-        return starts, offsets, slots
+    def slots(self) -> Ints:
+        """Where the sums of values are."""
+        return np.concatenate([np.zeros(0, np.int64), *(self._known[key][0].slots for key in self._slots)])
 
 
 class _List:
@@ -169,6 +164,7 @@ class _List:
         self._before = 0
         self._gather: list[Ints] = []
         self._gathered = 0
+        self._sums = 0
 
     def barrier(self) -> None:
         """What is added from now on begins when all that was added before is done."""
@@ -183,6 +179,10 @@ class _List:
             low, high = piece * number // pieces, (piece + 1) * number // pieces
             self._items.append((len(self._rows) - 1, low, high, self._before))
 
+    def reserve_sums(self, count: int) -> None:
+        """Steps that find moments on the way need room for so many sums: all have the same."""
+        self._sums = max(self._sums, count)
+
     def gathered(self, weight: int, tiling: Tiling) -> Row:
         """Where the values of a layer are, in the order of a tiling, counted from where all of them begin."""
         count = int(tiling.starts[-1])
@@ -193,9 +193,10 @@ class _List:
 
     def finish(self, arena: Arena, pieces: int, zeros: int) -> None:
         """Give the gathered values their place; they are gathered before all else. Zeros are among the parameters."""
-        place = arena.add(self._gathered)
+        place, sums = arena.add(self._gathered), arena.add(self._sums)
         self._rows[0]["output"] = place
         for row in self._rows[1:]:
+            row["moment_sums"] = sums
             if row.get("bias") == NO_BIAS:
                 row["bias"] = zeros
             if "values" in row:
@@ -226,6 +227,8 @@ class _Plan:
         self.norms: list[tuple[Any, int, int]] = []
         self.widest, self._length = 1, 0
         self._values: dict[str, tuple[int, Shape]] = {}
+        self._sources: dict[str, Row] = {}
+        self._only_for_layers = _only_for_layers(steps, outputs)
         self._wanted = wanted
         for name, shape in inputs.items():
             self._new(name, shape)
@@ -317,18 +320,30 @@ class _Plan:
         z = self._new(step.output if norm is None else f"{step.output} before", out)
         relu = int(step.relu and norm is None)
         self.widest = max(self.widest, layer.outputs, layer.inputs)
-        row = {"input": x, "output": z, "relu": relu, "weight": weight, "bias": bias, **self._form(out, out)}
+        row = {
+            "input": x, "output": z, "relu": relu, "weight": weight, "bias": bias, **self._form(out, out),
+            **self._sources.get(step.inputs[0], {}),
+        }  # fmt: skip
         if not len(layer.places):
             self.forward.add(row | {"kind": kernels.FILL}, layer.outputs, self._pieces(out))
-        for first, jobs, tiling in module.kernel.pieces(forward, shape[1:], out[1:], self.blocks):
-            if len(layer.places):
-                parts = -(-self.threads // jobs)
-                values = self.forward.gathered(weight, tiling)
-                piece = {"kind": kernels.LAYER, "first_block": first, "parts": parts}
-                self.forward.add({**row, **piece, **values, **self.tables.row(tiling)}, jobs * parts, jobs * parts)
-        return [row] if norm is None else [row, self._add_norm(step, z, out)]
+        found = module.kernel.pieces(forward, shape[1:], out[1:], self.blocks) if len(layer.places) else []
+        on_the_way = norm is not None and not step.halves and self._by_blocks(found)
+        for first, jobs, tiling in found:
+            parts = -(-self.threads // jobs)
+            values = self.forward.gathered(weight, tiling)
+            piece = {"kind": kernels.LAYER, "first_block": first, "parts": parts, "finds_moments": int(on_the_way)}
+            self.forward.add({**row, **piece, **values, **self.tables.row(tiling)}, jobs * parts, jobs * parts)
+        return [row] if norm is None else [row, self._add_norm(step, z, out, on_the_way)]
 
-    def _add_norm(self, step: Step, z: int, shape: Shape) -> Row:
+    def _by_blocks(self, pieces: list[tuple[int, int, Tiling]]) -> bool:
+        """Whether each piece of a layer's work is one block of images: then it can find sums on the way."""
+        return len(pieces) == 1 and pieces[0][1] == self.blocks
+
+    def _add_norm(self, step: Step, z: int, shape: Shape, has_sums: bool) -> Row:
+        """A normalisation, from the sums that its layer found on the way or from its input.
+
+        If only layers need what it makes, it is left to them: each normalises the rows that it takes.
+        """
         norm: Any = step.norm
         if norm.weight is None or norm.bias is None or norm.num_features != shape[0]:
             raise UnknownStepError("a normalisation without weights")
@@ -341,15 +356,26 @@ class _Plan:
             raise UnknownStepError("a sum of different sizes")
         self.forward.barrier()
         out = (shape[0], shape[1] // 2, shape[2] // 2) if step.halves else shape
-        place, moments = self._new(step.output, out), self.saved.take(5 * shape[0])
+        moments = self.saved.take(5 * shape[0])
         row = {
-            "kind": kernels.WINDOWS if step.halves else kernels.NORM, "input": z, "output": place,
-            "moments": moments, "weight": self._parameter(norm, "weight"), "bias": self._parameter(norm, "bias"),
-            **self._form(shape, out), "relu": int(step.relu),
+            "kind": kernels.WINDOWS if step.halves else kernels.NORM, "input": z, "moments": moments,
+            "weight": self._parameter(norm, "weight"), "bias": self._parameter(norm, "bias"),
+            **self._form(shape, out), "relu": int(step.relu), "known": int(has_sums),
             "plus": -1 if step.plus is None else self._values[step.plus][0],
         }  # fmt: skip
-        self.forward.add(row, shape[0], self._pieces(shape), norm.eps)
         self.norms.append((norm, moments, numbers))
+        if has_sums:
+            count = self.blocks * shape[0] * MOMENT_VECTORS * LANES
+            self.forward.reserve_sums(count)
+            self.forward.add({**row, "kind": kernels.JOIN}, shape[0], min(self.threads, count // PIECE), norm.eps)
+            self.forward.barrier()
+        if has_sums and step.plus is None and step.output in self._only_for_layers:
+            self._values[step.output] = z, out
+            kind = CLIPPED if step.relu else SCALED
+            self._sources[step.output] = {"source": kind, "normed": moments, "normed_channels": shape[0]}
+        else:
+            row["output"] = self._new(step.output, out)
+            self.forward.add(row, shape[0], self._pieces(shape), norm.eps)
         return row
 
     # Backwards.
@@ -427,6 +453,15 @@ class _Plan:
             self._turn_weights(step, rows[0], slope)
         self._free.append((slope, size))
 
+    def _pass_on(self, step: Step, slope: int, size: int) -> None:
+        """The gradient before a normalisation's ReLU is that of the other value in its sum, too, if there is one."""
+        if step.plus is None or not self._is_needed(step.plus):
+            self._free.append((slope, size))
+        elif step.plus in self._gradients:
+            raise UnknownStepError("a value that others use, too")
+        else:
+            self._gradients[step.plus] = slope
+
     def _turn_norm(self, step: Step, row: Row, slope: int, size: int) -> tuple[int, int]:
         """The gradient before a normalisation, and its size."""
         self._barrier()
@@ -434,21 +469,16 @@ class _Plan:
         dy = self.slopes.take(self._size(shape))
         back = {
             **row, "kind": kernels.WINDOWS_BACK if step.halves else kernels.NORM_BACK, "slope": slope, "output": dy,
-            "other": row["output"], "plus": -1, "stream": int(4 * self._size(shape) > STREAM_BYTES),
+            "stream": int(4 * self._size(shape) > STREAM_BYTES), **self._clip(step, row, slope),
         }  # fmt: skip
-        if step.plus is not None and self._is_needed(step.plus):
-            if step.plus in self._gradients:
-                raise UnknownStepError("a value that others use, too")
-            back["plus"] = self._gradients[step.plus] = self._take_gradient(step.plus) if step.relu else slope
-        elif step.plus is not None and step.relu:
-            back["plus"] = self.slopes.take(size)
-            self._free.append((back["plus"], size))
-        if back["plus"] != slope:
-            self._free.append((slope, size))
-        elif not step.relu:
-            back["plus"] = -1
+        self._pass_on(step, slope, size)
         self.backward.add(back, shape[0], self._pieces(shape))
         return dy, self._size(shape)
+
+    def _clip(self, step: Step, norm: Row, slope: int) -> Row:
+        """How gradients are clipped before they go back through a normalisation: in place if others need them."""
+        in_place = step.relu and step.plus is not None
+        return {"other": norm.get("output", norm["input"]), "plus": slope if in_place else -1}
 
     def _turn_weights(self, step: Step, row: Row, slope: int) -> None:
         """The gradients of a layer's weights and of its input, which do not wait for each other."""
@@ -457,18 +487,19 @@ class _Plan:
         _, shape = self._values[name]
         out = kernel.layer.size(shape[1], shape[2])
         for first, jobs, tiling in kernel.pieces(forward, shape[1:], out, self.blocks):
-            tables = self.tables.row_of_fours(tiling)
-            count = self.threads * int(tiling.by_fours.starts[-1])
+            pitch = -(-(len(tiling.slots) + SPARE) // LINE) * LINE
+            count = self.threads * pitch
             sums = self.slopes.take(count)
-            places = {"slope": slope, "sums": sums, "first_block": first, "jobs": jobs}
-            sent = {**row, **places, **tables}
+            places = {"slope": slope, "sums": sums, "sums_pitch": pitch, "first_block": first, "jobs": jobs}
+            sent = {**row, **places, **self.tables.row_with_slots(tiling)}
             self.backward.add(sent | {"kind": kernels.WEIGHT_SUMS}, self.threads, self.threads)
             self._open.append((sent | {"kind": kernels.WEIGHT_GRADIENT}, sums, count))
         if not self._is_needed(name):
             return
         before = self._gradients.get(name, -1)
         place = self._take_gradient(name)
-        stream = 4 * self._size(shape) > STREAM_BYTES and kernel.layer.stride[1] == 1
+        whole_lines = kernel.layer.stride[1] == 1 or LANES % LINE == 0
+        stream = 4 * self._size(shape) > STREAM_BYTES and whole_lines
         for first, jobs, tiling in kernel.pieces(backward, shape[1:], shape[1:], self.blocks):
             parts = -(-self.threads // jobs)
             sent = {
@@ -479,3 +510,10 @@ class _Plan:
             self.backward.add(sent, jobs * parts, jobs * parts)
         if before >= 0:
             self._free.append((before, self._size(shape)))
+
+
+def _only_for_layers(steps: list[Step], outputs: tuple[str, ...]) -> set[str]:
+    """The values that only layers need, as their inputs."""
+    layers = {name for step in steps if step.kind == "layer" for name in step.inputs}
+    others = {name for step in steps if step.kind != "layer" for name in step.inputs} | {step.plus for step in steps}
+    return layers - others - set(outputs)

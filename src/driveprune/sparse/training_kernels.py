@@ -7,24 +7,28 @@ from numba import prange
 
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
+from driveprune.sparse.ends import MOMENT_VECTORS
 from driveprune.sparse.kernels import correlate_blocks, sum_share
 from driveprune.sparse.plane_kernels import (
     clip_channel_backward,
+    join_moments,
     max_pool_plane,
     max_pool_plane_backward,
     normalise_channel,
     normalise_channel_backward,
     normalise_channel_windows,
     normalise_channel_windows_backward,
+    scale_channel,
+    take_down,
 )
 from driveprune.sparse.team import report, take, wait
-from driveprune.sparse.tile import FROM_BIAS, FROM_BIAS_AND_PLUS
 from driveprune.sparse.tiling import SIZES
+from driveprune.sparse.vector import copy_vector
 
 (
     GATHER, LAYER, FILL, NORM, WINDOWS, MAX_POOL, MEAN, INPUT_GRADIENT, WEIGHT_SUMS, WEIGHT_GRADIENT, NORM_BACK,
-    WINDOWS_BACK, CLIP_BACK, MAX_POOL_BACK, MEAN_BACK, ZERO,
-) = range(16)  # fmt: skip
+    WINDOWS_BACK, CLIP_BACK, MAX_POOL_BACK, MEAN_BACK, ZERO, JOIN,
+) = range(17)  # fmt: skip
 
 FIELDS = {
     name: number
@@ -34,7 +38,8 @@ FIELDS = {
             "width", "rows", "columns", "last", "kernel_rows", "kernel_columns", "row_stride", "column_stride", "top",
             "left", "moments", "weight", "bias", "values", "values_end", "first_block", "jobs", "parts", "sums",
             "table", "bands", "bands_end", "runs", "runs_end", "tiles", "tiles_end", "starts", "starts_end",
-            "offsets", "offsets_end", "fours", "fours_end", "four_offsets", "four_offsets_end", "slots", "slots_end",
+            "offsets", "offsets_end", "slots", "slots_end", "sums_pitch",
+            "known", "source", "normed", "normed_channels", "finds_moments", "moment_sums",
         )
     )
 }  # fmt: skip
@@ -42,7 +47,8 @@ FIELDS = {
     KIND, INPUT, OUTPUT, PLUS, OTHER, SLOPE, RELU, STREAM, BLOCKS, CHANNELS, HEIGHT, WIDTH, ROWS, COLUMNS, LAST,
     KERNEL_ROWS, KERNEL_COLUMNS, ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, MOMENTS, WEIGHT, BIAS, VALUES, VALUES_END,
     FIRST_BLOCK, JOBS, PARTS, SUMS, TABLE, BANDS, BANDS_END, RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END,
-    OFFSETS, OFFSETS_END, FOURS, FOURS_END, FOUR_OFFSETS, FOUR_OFFSETS_END, SLOTS, SLOTS_END,
+    OFFSETS, OFFSETS_END, SLOTS, SLOTS_END, SUMS_PITCH,
+    KNOWN, SOURCE, NORMED, NORMED_CHANNELS, FINDS_MOMENTS, MOMENT_SUMS,
 ) = FIELDS.values()  # fmt: skip
 
 _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
@@ -51,51 +57,59 @@ _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
 
 
 @compiled()
-def _correlate(arena, values, bias, step, tables, scratch, low_piece, high_piece):
+def _source(saved, step):
+    """What a layer makes of its input, and the scales and shifts if that is a normalisation."""
+    moments, n = saved[step[NORMED] :], step[NORMED_CHANNELS]
+    return step[SOURCE], moments[3 * n :], moments[4 * n :]
+
+
+@compiled()
+def _correlate(arena, saved, bias, step, tables, scratch, low_piece, high_piece):
     """Pieces of a layer's output, or of the gradient of its input: some blocks, and a part of the outputs."""
-    all_sizes, all_bands, all_runs, all_inward, all_outward, all_aside, _, all_starts, all_offsets = tables
+    all_sizes, all_bands, all_runs, all_inward, all_outward, all_counted, all_starts, all_offsets = tables
     sizes, tiles = all_sizes[step[TABLE]], slice(step[TILES], step[TILES_END])
     outputs, parts = sizes[_OUTPUTS], step[PARTS]
     has_plus = step[PLUS] >= 0
     for piece in range(low_piece, high_piece):
-        block = step[FIRST_BLOCK] + piece // parts * sizes[_BLOCKS]
+        job = piece // parts
+        block = step[FIRST_BLOCK] + job * sizes[_BLOCKS]
         low, high = piece % parts * outputs // parts, (piece % parts + 1) * outputs // parts
+        place = step[MOMENT_SUMS] + job * outputs * MOMENT_VECTORS * LANES
         correlate_blocks(
             arena[step[INPUT] :], block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES,
             arena[step[OUTPUT] :], block * outputs * sizes[_OUT_PLANE], arena[step[PLUS] if has_plus else 0 :],
-            values[step[VALUES] : step[VALUES_END]], bias, low, high, sizes,
+            arena[step[VALUES] : step[VALUES_END]], bias, low, high, sizes,
             all_bands[step[BANDS] : step[BANDS_END]], all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles],
-            all_outward[tiles], all_aside[tiles], all_starts[step[STARTS] : step[STARTS_END]],
+            all_outward[tiles], all_starts[step[STARTS] : step[STARTS_END]],
             all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
-            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0, step[STREAM] != 0,
+            has_plus, step[RELU] != 0, step[STREAM] != 0,
+            _source(saved, step),
+            (step[FINDS_MOMENTS] != 0, all_counted[tiles], arena, place),
         )  # fmt: skip
 
 
 @compiled()
-def _sum_weights(saved, slopes, step, tables, fours, scratch, thread, threads):
+def _sum_weights(saved, slopes, step, tables, scratch, thread, threads):
     """A thread's share of the sums at the kept weights."""
-    all_sizes, all_bands, all_runs, all_inward, all_outward, _, all_counted, _, _ = tables
-    all_starts, all_offsets, _ = fours
-    tiles, starts = slice(step[TILES], step[TILES_END]), all_starts[step[FOURS] : step[FOURS_END]]
-    count = starts[-1]
-    sums = slopes[step[SUMS] + thread * count : step[SUMS] + (thread + 1) * count]
+    all_sizes, all_bands, all_runs, all_inward, all_outward, all_counted, all_starts, all_offsets = tables
+    tiles, pitch = slice(step[TILES], step[TILES_END]), step[SUMS_PITCH]
+    sums = slopes[step[SUMS] + thread * pitch : step[SUMS] + (thread + 1) * pitch]
     sum_share(
         saved[step[INPUT] :], slopes[step[SLOPE] :], step[FIRST_BLOCK], step[JOBS], thread, threads,
         all_sizes[step[TABLE]], all_bands[step[BANDS] : step[BANDS_END]], all_runs[step[RUNS] : step[RUNS_END]],
-        all_inward[tiles], all_outward[tiles], all_counted[tiles], starts,
-        all_offsets[step[FOUR_OFFSETS] : step[FOUR_OFFSETS_END]], scratch, sums,
+        all_inward[tiles], all_outward[tiles], all_counted[tiles], all_starts[step[STARTS] : step[STARTS_END]],
+        all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch, sums, _source(saved, step),
     )  # fmt: skip
 
 
 @compiled()
-def _add_sums(slopes, gradients, step, fours, threads, low, high):
+def _add_sums(slopes, gradients, step, all_slots, threads, low, high):
     """The gradients of the kept weights `low` to `high`: all threads' sums, always in the same order."""
-    starts, slots = fours[0][step[FOURS] : step[FOURS_END]], fours[2][step[SLOTS] : step[SLOTS_END]]
-    count = starts[-1]
+    slots = all_slots[step[SLOTS] : step[SLOTS_END]]
     for j in range(low, high):
         total = np.float32(0.0)
         for thread in range(threads):
-            total += slopes[step[SUMS] + thread * count + slots[j]]
+            total += slopes[step[SUMS] + thread * step[SUMS_PITCH] + slots[j]]
         gradients[step[WEIGHT] + j] += total
 
 
@@ -121,7 +135,13 @@ def _channels(saved, parameters, step, eps, low, high):
     plus = saved[step[PLUS] if has_plus else 0 :]
     means, variances, inverse, scales, shifts = _moments_of(saved, step)
     for c in range(low, high):
-        if step[KIND] == NORM:
+        if step[KIND] == JOIN:
+            sums = saved[step[MOMENT_SUMS] :]
+            mean, variance = join_moments(sums, c, blocks, channels, plane // LANES, last)
+            take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, scales, shifts)
+        elif step[KIND] == NORM and step[KNOWN]:
+            scale_channel(c, y, plus, has_plus, scales, shifts, out, blocks, channels, plane, relu, stream)
+        elif step[KIND] == NORM:
             normalise_channel(
                 c, y, plus, has_plus, weight, bias, eps, out, means, variances, inverse, scales, shifts, blocks,
                 channels, plane, last, relu, stream,
@@ -166,6 +186,27 @@ def _channels_back(saved, slopes, gradients, step, low, high):
 
 
 @compiled()
+def _mean(x, source, to, plane):
+    """The mean of a plane."""
+    for lane in range(LANES):
+        x[to + lane] = 0.0
+    for k in range(source, source + plane, LANES):
+        for lane in range(LANES):
+            x[to + lane] += x[k + lane]
+    for lane in range(LANES):
+        x[to + lane] /= plane // LANES
+
+
+@compiled()
+def _mean_back(slopes, source, to, plane, scratch):
+    """The gradient of a plane from that of its mean."""
+    for lane in range(LANES):
+        scratch[lane] = slopes[source + lane] / (plane // LANES)
+    for k in range(to, to + plane, LANES):
+        copy_vector(slopes, k, scratch, 0)
+
+
+@compiled()
 def _planes(saved, slopes, step, scratch, low, high):
     """Planes `low` to `high` of a step that works on each channel of each block by itself."""
     height, width, rows, columns = step[HEIGHT], step[WIDTH], step[ROWS], step[COLUMNS]
@@ -184,16 +225,9 @@ def _planes(saved, slopes, step, scratch, low, high):
                 slopes[step[OUTPUT] :], stream, height, width, rows, columns, kernel, stride, pad,
             )  # fmt: skip
         elif step[KIND] == MEAN:
-            source, to = step[INPUT] + p * plane, step[OUTPUT] + p * LANES
-            for lane in range(LANES):
-                total = np.float32(0.0)
-                for k in range(lane, plane, LANES):
-                    total += saved[source + k]
-                saved[to + lane] = total / (height * width)
+            _mean(saved, step[INPUT] + p * plane, step[OUTPUT] + p * LANES, plane)
         elif step[KIND] == MEAN_BACK:
-            source, to = step[SLOPE] + p * LANES, step[OUTPUT] + p * plane
-            for k in range(plane):
-                slopes[to + k] = slopes[source + k % LANES] / (height * width)
+            _mean_back(slopes, step[SLOPE] + p * LANES, step[OUTPUT] + p * plane, plane, scratch)
         else:  # ZERO
             for k in range(step[OUTPUT] + p * plane, step[OUTPUT] + (p + 1) * plane):
                 slopes[k] = 0.0
@@ -224,7 +258,7 @@ def forwards(saved, parameters, steps, eps, items, tables, gather, all_scratch, 
 
 @compiled()
 def backwards(
-    saved, slopes, parameters, gradients, steps, items, tables, fours, gather, all_scratch, counters, thread
+    saved, slopes, parameters, gradients, steps, items, tables, slots, gather, all_scratch, counters, thread
 ):
     """The same for the gradients."""
     scratch = all_scratch[thread]
@@ -239,11 +273,11 @@ def backwards(
             for j in range(low, high):
                 slopes[step[OUTPUT] + j] = parameters[gather[j]]
         elif step[KIND] == INPUT_GRADIENT:
-            _correlate(slopes, slopes, parameters[step[BIAS] :], step, tables, scratch, low, high)
+            _correlate(slopes, saved, parameters[step[BIAS] :], step, tables, scratch, low, high)
         elif step[KIND] == WEIGHT_SUMS:
-            _sum_weights(saved, slopes, step, tables, fours, scratch, low, len(all_scratch))
+            _sum_weights(saved, slopes, step, tables, scratch, low, len(all_scratch))
         elif step[KIND] == WEIGHT_GRADIENT:
-            _add_sums(slopes, gradients, step, fours, len(all_scratch), low, high)
+            _add_sums(slopes, gradients, step, slots, len(all_scratch), low, high)
         elif step[KIND] in (MAX_POOL_BACK, MEAN_BACK, ZERO):
             _planes(saved, slopes, step, scratch, low, high)
         else:
@@ -260,10 +294,10 @@ def forwards_together(saved, parameters, steps, eps, items, tables, gather, all_
 
 @compiled(parallel=True)
 def backwards_together(
-    saved, slopes, parameters, gradients, steps, items, tables, fours, gather, all_scratch, counters
+    saved, slopes, parameters, gradients, steps, items, tables, slots, gather, all_scratch, counters
 ):
     """`backwards` by all threads."""
     for thread in prange(len(all_scratch)):
         backwards(
-            saved, slopes, parameters, gradients, steps, items, tables, fours, gather, all_scratch, counters, thread
+            saved, slopes, parameters, gradients, steps, items, tables, slots, gather, all_scratch, counters, thread
         )

@@ -24,6 +24,25 @@ def copy_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
     return signature, codegen
 
 
+def _each(code: Code, count: Any, soon: Any, body: Callable[[Any], None]) -> None:
+    """`body` of the place of each of so many vectors; what lies at the same places from `soon` on is read soon."""
+
+    def some(several: int) -> Callable[[Any, list[Any]], list[Any]]:
+        def bodies(k: Any, _: list[Any]) -> list[Any]:
+            for place in range(0, several * LANES, LINE):
+                code.prefetch(code.at(soon, k, place))
+            for place in range(0, several * LANES, LANES):
+                body(code.builder.add(k, I64(place)))
+            return []
+
+        return bodies
+
+    numbers = code.builder.mul(count, I64(LANES))
+    most = code.builder.and_(numbers, I64(-WAYS * LANES))
+    code.loop(I64(0), most, WAYS * LANES, [], some(WAYS))
+    code.loop(most, numbers, LANES, [], some(1))
+
+
 @intrinsic
 def copy_row(_: Any, target: Any, to: Any, source: Any, begin: Any, count: Any, ahead: Any) -> Any:
     """So many vectors: target[to:] = source[begin:]; what lies `ahead` of them in the source is read soon."""
@@ -33,22 +52,51 @@ def copy_row(_: Any, target: Any, to: Any, source: Any, begin: Any, count: Any, 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Code(context, builder, signature, args, LANES)
         target, source = code.at(code.data(0), args[1]), code.at(code.data(2), args[3])
-        soon = code.at(source, args[5])
 
-        def some(several: int) -> Callable[[Any, list[Any]], list[Any]]:
-            def body(k: Any, _: list[Any]) -> list[Any]:
-                for place in range(0, several * LANES, LINE):
-                    code.prefetch(code.at(soon, k, place))
-                for place in range(0, several * LANES, LANES):
-                    code.store(code.load(code.at(source, k, place)), code.at(target, k, place))
-                return []
+        def body(k: Any) -> None:
+            code.store(code.load(code.at(source, k)), code.at(target, k))
 
-            return body
+        _each(code, args[4], code.at(source, args[5]), body)
+        return context.get_dummy_value()
 
-        count = builder.mul(args[4], I64(LANES))
-        most = builder.and_(count, I64(-WAYS * LANES))
-        code.loop(I64(0), most, WAYS * LANES, [], some(WAYS))
-        code.loop(most, count, LANES, [], some(1))
+    return signature, codegen
+
+
+@intrinsic
+def scale_row(
+    _: Any, target: Any, to: Any, source: Any, begin: Any, count: Any, ahead: Any, scale: Any, shift: Any, relu: Any
+) -> Any:
+    """`copy_row` of source · scale + shift, clipped at zero if `relu`."""
+    int64, float32 = types.int64, types.float32
+    signature = types.void(target, int64, source, int64, int64, int64, float32, float32, types.boolean)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        target, source = code.at(code.data(0), args[1]), code.at(code.data(2), args[3])
+        scale, shift = code.splat(args[6]), code.splat(args[7])
+
+        def body(k: Any) -> None:
+            value = code.fma(code.load(code.at(source, k)), scale, shift)
+            code.store(builder.select(args[8], code.positive(value, value), value), code.at(target, k))
+
+        _each(code, args[4], code.at(source, args[5]), body)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def scale_vector(_: Any, target: Any, to: Any, source: Any, begin: Any, scale: Any, shift: Any, relu: Any) -> Any:
+    """One vector: target[to] = source[begin] · scale + shift, clipped at zero if `relu`."""
+    int64, float32 = types.int64, types.float32
+    signature = types.void(target, int64, source, int64, float32, float32, types.boolean)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        scale, shift = code.splat(args[4]), code.splat(args[5])
+        value = code.fma(code.load(code.at(code.data(2), args[3])), scale, shift)
+        value = builder.select(args[6], code.positive(value, value), value)
+        code.store(value, code.at(code.data(0), args[1]))
         return context.get_dummy_value()
 
     return signature, codegen
