@@ -32,8 +32,8 @@ def make_tile(stretches: int, run: int, width: int = LANES, ways: int = 1) -> An
     out[t] = bias (+ plus[t]) + sum over j in [low, high) of values[j] · x[offsets[j] + where t is], clipped at zero
     if `relu`, for each vector t of the tile; x's places are inward[place + a] + b vectors, out's and plus's are base
     + outward[place + a] + b steps. The bounds are (low, middle, high): weights before the middle come in twos, of
-    which the second's offset is a vector further; or, in a small tile, as many at a time as there are `ways`, anywhere, so
-    that its few sums do not wait for each other.
+    which the second's offset is a vector further; or, in a small tile, as many at a time as there are `ways`,
+    anywhere, so that its few sums do not wait for each other.
     """
 
     @intrinsic
