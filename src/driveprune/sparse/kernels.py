@@ -190,13 +190,13 @@ def _sum_groups(kind, scratch, weights, starts, key, sizes, table, place, bias, 
 @compiled()
 def correlate_blocks(
     x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, aside, starts,
-    offsets, scratch, start, relu, stream,
+    offsets, scratch, start, relu, stream, some,
 ):  # fmt: skip
-    """The outputs `low` to `high` of as many blocks of images as the tables are for."""
+    """The outputs `low` to `high` of as many blocks of images as the tables are for, in `some` (first, end) bands."""
     groups, outputs, plane, step = sizes[GROUPS], sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP]
     table, side = (inward, outward), (inward, aside)
     zero = np.float32(0.0)
-    for band in range(len(bands)):
+    for band in range(some[0], some[1]):
         turned = offsets[bands[band, 4] * len(values) :]
         weights = turned, values
         _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch)
@@ -245,7 +245,7 @@ def correlate(
         correlate_blocks(
             x, block * in_block, out, block * out_block, plus, values, bias, low, high, sizes, bands, runs, inward,
             outward, aside, starts, offsets, scratch[numba.get_thread_id()],
-            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu, stream,
+            FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, relu, stream, (0, len(bands)),
         )  # fmt: skip
 
 

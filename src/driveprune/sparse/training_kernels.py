@@ -68,6 +68,7 @@ def _correlate(arena, values, bias, step, tables, scratch, low_piece, high_piece
             all_outward[tiles], all_aside[tiles], all_starts[step[STARTS] : step[STARTS_END]],
             all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
             FROM_BIAS_AND_PLUS if has_plus else FROM_BIAS, step[RELU] != 0, step[STREAM] != 0,
+            (0, step[BANDS_END] - step[BANDS]),
         )  # fmt: skip
 
 
