@@ -12,7 +12,7 @@ from driveprune.sparse import batch
 from driveprune.sparse.batch_kernels import FIELDS, PAIR
 from driveprune.sparse.code import LANES
 from driveprune.sparse.pair_kernels import row_of
-from driveprune.sparse.pairs import fit, follower, pay
+from driveprune.sparse.pairs import LEAST_ROW, fit, follower, pay
 from driveprune.sparse.region import FEW
 from driveprune.sparse.step import Step
 from driveprune.sparse.tiling import SIZES, row_by_row
@@ -40,10 +40,10 @@ class Two(nn.Module):
         return F.max_pool2d(F.relu(y), 2) if self.end == "halves" else y
 
 
-def said(net, mask, x, together=True):
+def said(net, mask, x, together: bool | None = True):
     """What a network says, and how many pairs it is done in; its scratch is full of what is no number before."""
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(batch, "pay", lambda *_: together)
+        patch.setattr(batch, "pay", pay if together is None else lambda *_: together)
         sparse = dp.sparsify(net, mask, x[:1], layers="sparse")
         first = sparse(x)
         parts = [
@@ -117,7 +117,9 @@ def test_the_same_sums_in_the_same_order():
     torch.set_num_threads(1)
     net = spoken(Two((70, 64, 64), ((3, 3), (3, 3)), end="plus").eval())
     mask, x = random_mask(net, 0.8), floats(LANES, 70, 32, 32)
-    assert torch.equal(said(net, mask, x)[0], said(net, mask, x, together=False)[0])
+    (found, pairs), (apart, none) = said(net, mask, x, together=None), said(net, mask, x, together=False)
+    assert (pairs, none) == (1, 0)
+    assert torch.equal(found, apart)
 
 
 @pytest.mark.parametrize(("height", "pad"), [(2, True), (3, True), (5, False), (6, False), (9, False)])
@@ -181,9 +183,11 @@ def test_what_fits_and_pays():
     assert not fit(same, strided, (16, 16), halves=False)
     assert fit(strided, same, (16, 16), halves=True)
     assert not fit(same, fewer, (9, 9), halves=False)  # less than a tile
-    assert pay(same, same, (5, 16))
-    assert not pay(same, same, (16, 14))
-    assert not pay(same, fewer, (16, 16))
+    long, odd, small = (5, LEAST_ROW // 2), (5, LEAST_ROW // 2 + 6), (5, LEAST_ROW // 2 - 8)
+    assert pay(same, same, long)
+    assert not pay(same, same, odd)
+    assert not pay(same, same, small)
+    assert not pay(same, fewer, long)
 
 
 def test_rows_of_a_stride_that_stay():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.tiling import SIZES
-from driveprune.sparse.vector import clear_vector, copy_vector
+from driveprune.sparse.vector import clear_vector, copy_row
 
 _INPUTS, _WIDTH, _ROWS, _COLUMNS, _LEFT, _ROW_PITCH, _CHANNEL_PITCH = (
     SIZES[name] for name in ("inputs", "width", "rows", "columns", "left", "row_pitch", "channel_pitch")
@@ -48,8 +48,7 @@ def clear_row(scratch, sizes, row):
 def move_on(scratch, sizes, advance):
     """Forget the first rows of all channels; the others go to the top. Nothing moves in a ring."""
     gone = advance * sizes[_ROW_PITCH]
-    kept = sizes[_ROWS] * sizes[_ROW_PITCH] - gone
+    kept = (sizes[_ROWS] * sizes[_ROW_PITCH] - gone) // LANES
     for c in range(sizes[_INPUTS]):
         begin = c * sizes[_CHANNEL_PITCH]
-        for k in range(begin, begin + kept, LANES):
-            copy_vector(scratch, k, scratch, k + gone)
+        copy_row(scratch, begin, scratch, begin + gone, kept, sizes[_CHANNEL_PITCH])

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from driveprune.sparse.blocked import Kernel
-from driveprune.sparse.code import LANES
+from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.pair_kernels import row_of
 from driveprune.sparse.step import Step
 from driveprune.sparse.tile import TILE
 from driveprune.sparse.tiling import SIZES, Layer, Tiling, can_halve, halved, row_by_row
+
+LEAST_ROW = 768
+"""Numbers of an image in one row of all channels between two layers: if there are fewer, the calls for each row cost
+more than is saved."""
 
 Size = tuple[int, int]
 
@@ -35,7 +39,7 @@ class Pair:
     @property
     def between(self) -> int:
         """Where the scratch of the second begins, after that of the first."""
-        return -(-self.first.scratch // TILE // LANES) * TILE * LANES
+        return -(-self.first.scratch // LINE) * LINE
 
     @property
     def scratch(self) -> int:
@@ -65,9 +69,10 @@ def fit(first: Layer, second: Layer, size: Size, *, halves: bool) -> bool:
 
 
 def pay(first: Layer, second: Layer, size: Size) -> bool:
-    """Whether whole tiles lie in the rows of both: tiles of other shapes waste less on what is left over."""
+    """Whether rows are long, and whole tiles lie in those of both: other shapes waste less on what is left over."""
     middle = first.size(*size)
-    return middle[1] % TILE == 0 and second.size(*middle)[1] % TILE == 0
+    whole = middle[1] % TILE == 0 and second.size(*middle)[1] % TILE == 0
+    return whole and first.outputs * middle[1] >= LEAST_ROW
 
 
 def pair(first: Kernel, second: Kernel, size: Size, *, halves: bool) -> Pair:
