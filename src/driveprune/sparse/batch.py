@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.arena import Arena
-from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, work, work_together
+from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, PAIR, work, work_together
 from driveprune.sparse.blocked import HALVES, STREAM_BYTES, pooled
 from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.folded import Folded, Weights
-from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Floats
+from driveprune.sparse.pairs import fit, follower, kernel_of, pair, pay
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
 from driveprune.sparse.tiling import Ints, Tiling, can_halve, forward, halved, ranges
@@ -172,10 +172,31 @@ class _Tables:
         for name, shape in inputs.items():
             self._new(name, shape)
         self.inputs = list(self.values.values())
+        self._waiting: dict[str, Step] = {}
         for step in steps:
+            self._begin(step, steps)
+
+    def _begin(self, step: Step, steps: list[Step]) -> None:
+        """Add a step, with the one before it if that waits; or let it wait for the one after it."""
+        before = self._waiting.get(step.inputs[0])
+        if before is not None:
+            self._add_pair(before, step)
+        elif self._waits(step, steps):
+            self._waiting[step.output] = step
+            return
+        else:
             self._add(step)
-            for name in (*step.inputs, *([] if step.plus is None else [step.plus])):
-                self._release(self.values[name].buffer)
+        read = step.inputs if before is None else before.inputs
+        for name in (*read, *([] if step.plus is None else [step.plus])):
+            self._release(self.values[name].buffer)
+
+    def _waits(self, step: Step, steps: list[Step]) -> bool:
+        """Whether a layer is done together with the next one: if there is a block of images for every thread."""
+        after = follower(step, steps, self._uses.get(step.output, 0))
+        if after is None or self._blocks < self._threads:
+            return False
+        first, second, size = kernel_of(step).layer, kernel_of(after).layer, self.values[step.inputs[0]].shape[1:]
+        return fit(first, second, size, halves=after.halves) and pay(first, second, size)
 
     @property
     def size(self) -> int:
@@ -274,37 +295,60 @@ class _Tables:
         ]
 
     def _add_layer(self, step: Step, x: _Value) -> None:
-        assert isinstance(step.module, SparseLayer)
-        kernel = step.module.kernel
+        kernel = kernel_of(step)
         kernel.layer.check(x.shape[0])
         size = kernel.layer.size(*x.shape[1:])
         if step.halves and not can_halve(kernel.layer, *x.shape[1:]):
             self._add_apart(step, x)
             return
-        shape = kernel.layer.outputs, *(pooled(size, *HALVES) if step.halves else size)
-        plus = None if step.plus is None else self.values[step.plus]
-        if plus is not None and plus.shape != shape:
-            raise UnknownStepError("add of different sizes")
-        out = self._new(step.output, shape)
+        numbers = self._output(step, size)
         before, bias = len(self._items), self._bias_count
         make = halved if step.halves else forward
         for first, jobs, tiling in kernel.pieces(make, x.shape[1:], size, self._blocks):
             parts = -(-self._threads // jobs)
-            row = {
-                "kind": LAYER, "input": x.place, "output": out.place, "plus": -1 if plus is None else plus.place,
-                "relu": int(step.relu), "stream": out.buffer.streams, "bias": bias, "first_block": first,
-                "parts": parts, "sizes": len(self._tilings),
-            }  # fmt: skip
-            row |= ranges(self._ends, tiling.lengths | {"weights": int(tiling.starts[-1])})
-            self._tilings.append(tiling)
-            self._rows.append(row)
-            self._items += [(len(self._rows) - 1, piece, piece + 1, before) for piece in range(jobs * parts)]
+            self._items += [(len(self._rows), piece, piece + 1, before) for piece in range(jobs * parts)]
+            more = {"kind": LAYER, "input": x.place, "first_block": first, "parts": parts}
+            self._add_tables(step, tiling, bias, numbers | more)
             self.scratch = max(self.scratch, tiling.scratch)
-            slots = np.arange(row["weights"], row["weights_end"])
-            if tiling.order is not None:
-                slots[tiling.order] = slots.copy()
-            self._folds.append((Folded(step.module, step.norm), slots, slice(bias, bias + kernel.layer.outputs)))
         self._bias_count += kernel.layer.outputs
+
+    def _add_pair(self, before: Step, step: Step) -> None:
+        """Two layers in a row, block by block of images."""
+        x, first, second = self.values[before.inputs[0]], kernel_of(before), kernel_of(step)
+        first.layer.check(x.shape[0])
+        second.layer.check(first.layer.outputs)
+        tables = pair(first, second, x.shape[1:], halves=step.halves)
+        numbers = self._output(step, second.layer.size(*first.layer.size(*x.shape[1:])))
+        done = len(self._items)
+        self._items += [(len(self._rows), block, block + 1, done) for block in range(self._blocks)]
+        inner = {"kind": PAIR, "input": x.place, "plus": -1, "relu": int(before.relu)}
+        self._add_tables(before, tables.first, self._bias_count, inner)
+        self._bias_count += first.layer.outputs
+        outer = numbers | {"kind": LAYER, "between": tables.between, "advance": tables.advance}
+        self._add_tables(step, tables.second, self._bias_count, outer)
+        self._bias_count += second.layer.outputs
+        self.scratch = max(self.scratch, tables.scratch)
+
+    def _output(self, step: Step, size: tuple[int, int]) -> dict[str, int]:
+        """A place for the output of a layer, of a size before pooling, and what is done on the way there."""
+        shape = kernel_of(step).layer.outputs, *(pooled(size, *HALVES) if step.halves else size)
+        plus = None if step.plus is None else self.values[step.plus]
+        if plus is not None and plus.shape != shape:
+            raise UnknownStepError("add of different sizes")
+        out = self._new(step.output, shape)
+        return {
+            "output": out.place, "plus": -1 if plus is None else plus.place, "relu": int(step.relu),
+            "stream": out.buffer.streams,
+        }  # fmt: skip
+
+    def _add_tables(self, step: Step, tiling: Tiling, bias: int, numbers: dict[str, int]) -> None:
+        """The row and the tables of a layer, and where its weights go."""
+        row = {"bias": bias, "sizes": len(self._tilings), **numbers}
+        row |= ranges(self._ends, tiling.lengths | {"weights": int(tiling.starts[-1])})
+        self._tilings.append(tiling)
+        self._rows.append(row)
+        places = slice(bias, bias + kernel_of(step).layer.outputs)
+        self._folds.append((Folded(step.module, step.norm), row["weights"] + tiling.slots, places))
 
     def _add_apart(self, step: Step, x: _Value) -> None:
         """A layer, then the pool that follows it."""

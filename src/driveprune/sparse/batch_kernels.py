@@ -7,12 +7,13 @@ from numba import prange
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.kernels import as_it_is, correlate_blocks, no_moments
+from driveprune.sparse.pair_kernels import clear_row, clear_sides, move_on, row_of
 from driveprune.sparse.plane_kernels import max_pool_plane, scale_plane
 from driveprune.sparse.team import report, take, wait
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import copy_vector
 
-LAYER, AFFINE, MAX_POOL, MEAN, COPY = range(5)
+LAYER, AFFINE, MAX_POOL, MEAN, COPY, PAIR = range(6)
 
 FIELDS = {
     name: number
@@ -21,7 +22,7 @@ FIELDS = {
             "kind", "input", "output", "plus", "relu", "stream", "channels", "height", "width", "rows", "columns",
             "kernel_rows", "kernel_columns", "row_stride", "column_stride", "top", "left", "first", "outputs", "bias",
             "scale", "first_block", "parts", "sizes", "bands", "bands_end", "runs", "runs_end", "tiles", "tiles_end",
-            "starts", "starts_end", "offsets", "offsets_end", "weights", "weights_end",
+            "starts", "starts_end", "offsets", "offsets_end", "weights", "weights_end", "between", "advance",
         )
     )
 }  # fmt: skip
@@ -29,32 +30,89 @@ FIELDS = {
     KIND, INPUT, OUTPUT, PLUS, RELU, STREAM, CHANNELS, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS,
     ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, FIRST, OUTPUTS, BIAS, SCALE, FIRST_BLOCK, PARTS, TABLE, BANDS, BANDS_END,
     RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END, OFFSETS, OFFSETS_END, WEIGHTS, WEIGHTS_END,
+    BETWEEN, ADVANCE,
 ) = FIELDS.values()  # fmt: skip
 
-_INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
-    SIZES[name] for name in ("inputs", "height", "width", "outputs", "out_plane", "blocks")
+_INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS, _ROWS = (
+    SIZES[name] for name in ("inputs", "height", "width", "outputs", "out_plane", "blocks", "rows")
 )
+
+
+@compiled()
+def _bands(x, x_base, out, out_base, plus, step, tables, weights, scratch, low, high, stream, bands, some):
+    """The outputs `low` to `high` of a layer, in `some` (first, end) bands."""
+    all_sizes, _, all_runs, all_inward, all_outward, all_starts = tables
+    offsets, values, bias = weights
+    sizes = all_sizes[step[TABLE]]
+    tiles, kept = slice(step[TILES], step[TILES_END]), slice(step[WEIGHTS], step[WEIGHTS_END])
+    correlate_blocks(
+        x, x_base, out, out_base, plus, values[kept], bias[step[BIAS] : step[BIAS] + sizes[_OUTPUTS]], low, high,
+        sizes, bands, all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles],
+        all_starts[step[STARTS] : step[STARTS_END]], offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
+        step[PLUS] >= 0, step[RELU] != 0, stream, some, as_it_is(x), no_moments(x),
+    )  # fmt: skip
 
 
 @compiled()
 def _layer(arena, step, tables, weights, scratch, piece):
     """One piece of a layer: some blocks of images, and a part of the outputs."""
-    all_sizes, all_bands, all_runs, all_inward, all_outward, all_starts = tables
-    offsets, values, bias = weights
-    sizes = all_sizes[step[TABLE]]
-    tiles, kept = slice(step[TILES], step[TILES_END]), slice(step[WEIGHTS], step[WEIGHTS_END])
-    blocks, outputs, parts = sizes[_BLOCKS], sizes[_OUTPUTS], step[PARTS]
-    block = step[FIRST_BLOCK] + piece // parts * blocks
+    sizes = tables[0][step[TABLE]]
+    outputs, parts = sizes[_OUTPUTS], step[PARTS]
+    block = step[FIRST_BLOCK] + piece // parts * sizes[_BLOCKS]
     low, high = piece % parts * outputs // parts, (piece % parts + 1) * outputs // parts
-    has_plus = step[PLUS] >= 0
-    correlate_blocks(
+    _bands(
         arena[step[INPUT] :], block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES, arena[step[OUTPUT] :],
-        block * outputs * sizes[_OUT_PLANE], arena[step[PLUS] if has_plus else 0 :], values[kept],
-        bias[step[BIAS] : step[BIAS] + outputs], low, high, sizes, all_bands[step[BANDS] : step[BANDS_END]],
-        all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles],
-        all_starts[step[STARTS] : step[STARTS_END]], offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
-        has_plus, step[RELU] != 0, step[STREAM] != 0,
-        as_it_is(arena), no_moments(arena),
+        block * outputs * sizes[_OUT_PLANE], arena[max(0, step[PLUS]) :], step, tables, weights, scratch, low, high,
+        step[STREAM] != 0, tables[1][step[BANDS] : step[BANDS_END]], (0, step[BANDS_END] - step[BANDS]),
+    )  # fmt: skip
+
+
+@compiled()
+def _pair(arena, first, second, tables, weights, scratch, block):
+    """Two layers in a row for one block of images."""
+    sizes, bands = tables[0][second[TABLE]], tables[1][second[BANDS] : second[BANDS_END]]
+    between, advance = scratch[second[BETWEEN] :], second[ADVANCE]
+    row = top = bands[0, 0]
+    clear_sides(between, sizes)
+    for band in range(len(bands)):
+        if band > 0:
+            move_on(between, sizes, advance)
+        while row < bands[band, 0] + sizes[_ROWS]:
+            if 0 <= row < sizes[_HEIGHT]:
+                _first_row(arena, first, tables, weights, scratch, between, block, row)
+            else:
+                clear_row(between, sizes, row_of(row - top, sizes[_ROWS], advance))
+            row += 1
+        _second_band(arena, second, tables, weights, between, block, band)
+
+
+@compiled()
+def _first_row(arena, step, tables, weights, scratch, between, block, row):
+    """A row of the first layer of a pair to where the second one reads it."""
+    sizes = tables[0][step[TABLE]]
+    _bands(
+        arena[step[INPUT] :], block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES, between, 0, arena,
+        step, tables, weights, scratch, 0, sizes[_OUTPUTS], False, tables[1][step[BANDS] : step[BANDS_END]],
+        (row, row + 1),
+    )  # fmt: skip
+
+
+@compiled()
+def _second_band(arena, step, tables, weights, between, block, band):
+    """A band of the second layer of a pair, whose rows are all there.
+
+    What is fetched meanwhile is the next row of the tensor that is added, if it has as many as the input.
+    """
+    sizes, bands = tables[0][step[TABLE]], tables[1][step[BANDS] : step[BANDS_END]]
+    out_base = block * sizes[_OUTPUTS] * sizes[_OUT_PLANE]
+    plus, row = arena[max(0, step[PLUS]) :], sizes[_WIDTH] * LANES
+    alike = sizes[_INPUTS] == sizes[_OUTPUTS] and sizes[_OUT_PLANE] == sizes[_HEIGHT] * row
+    some = (band, band + 1)
+    if step[PLUS] < 0 or not alike:
+        bands, some = bands[band : band + 1], (0, 1)
+    _bands(
+        plus, out_base - row, arena[step[OUTPUT] :], out_base, plus, step, tables, weights, between, 0,
+        sizes[_OUTPUTS], step[STREAM] != 0, bands, some,
     )  # fmt: skip
 
 
@@ -108,6 +166,9 @@ def work(arenas, steps, items, tables, weights, all_scratch, all_counters, threa
         if step[KIND] == LAYER:
             for piece in range(item[1], item[2]):
                 _layer(arena, step, tables, weights, scratch, piece)
+        elif step[KIND] == PAIR:
+            for block in range(item[1], item[2]):
+                _pair(arena, step, steps[item[0] + 1], tables, weights, scratch, block)
         else:
             _planes(arena, step, weights[2], item[1], item[2])
         report(counters)

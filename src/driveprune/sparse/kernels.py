@@ -283,9 +283,9 @@ def _tile_with_moments(
 @compiled()
 def correlate_blocks(
     x, x_base, out, out_base, plus, values, bias, low, high, sizes, bands, runs, inward, outward, starts, offsets,
-    scratch, has_plus, relu, stream, source, moments,
+    scratch, has_plus, relu, stream, some, source, moments,
 ):  # fmt: skip
-    """The outputs `low` to `high` of as many blocks of images as the tables are for.
+    """The outputs `low` to `high` of as many blocks of images as the tables are for, in `some` (first, end) bands.
 
     `source` is what `as_it_is` explains, `moments` what `no_moments` does.
     """
@@ -293,7 +293,7 @@ def correlate_blocks(
     table = inward, outward
     zero = np.float32(0.0)
     is_first = True
-    for band in range(len(bands)):
+    for band in range(some[0], some[1]):
         turned = offsets[bands[band, 4] * len(values) :]
         weights = turned, values
         _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
@@ -347,7 +347,7 @@ def correlate(
         correlate_blocks(
             x, block * in_block, out, block * out_block, plus, values, bias, low, high, sizes, bands, runs, inward,
             outward, starts, offsets, scratch[numba.get_thread_id()],
-            has_plus, relu, stream, as_it_is(x), no_moments(x),
+            has_plus, relu, stream, (0, len(bands)), as_it_is(x), no_moments(x),
         )  # fmt: skip
 
 

@@ -164,6 +164,11 @@ def forward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
     return _forward(layer, height, width, blocks, windows=False)
 
 
+def row_by_row(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
+    """The same, one row of the output at a time, from a ring."""
+    return _forward(layer, height, width, blocks, windows=False, by_rows=True)
+
+
 def can_halve(layer: Layer, height: int, width: int) -> bool:
     """Whether the tables of `halved` can be made."""
     rows, columns = layer.size(height, width)
@@ -175,7 +180,9 @@ def halved(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
     return _forward(layer, height, width, blocks, windows=True)
 
 
-def _forward(layer: Layer, height: int, width: int, blocks: int, *, windows: bool) -> Tiling:
+def _forward(
+    layer: Layer, height: int, width: int, blocks: int, *, windows: bool, by_rows: bool = False
+) -> Tiling:  # fmt: skip
     out = layer.size(height, width)
     y, x = layer.places[:, 2] * layer.dilation[0], layer.places[:, 3] * layer.dilation[1]
     step = layer.stride[1]
@@ -185,7 +192,7 @@ def _forward(layer: Layer, height: int, width: int, blocks: int, *, windows: boo
     return _tiling(
         (layer.outputs, layer.inputs), layer.places[:, 0], layer.places[:, 1], (height, width), out, [pixels],
         grid=out, stride=layer.stride, scale=(1, 1), reach=(reach[0], reach[1] // step), before=layer.padding,
-        blocks=blocks, windows=windows,
+        blocks=blocks, windows=windows, by_rows=by_rows,
     )  # fmt: skip
 
 
@@ -237,6 +244,7 @@ def _tiling(
     before: tuple[int, int],
     blocks: int,
     windows: bool = False,
+    by_rows: bool = False,
 ) -> Tiling:
     """Tables for outputs that are sums over inputs at fixed offsets.
 
@@ -251,10 +259,11 @@ def _tiling(
     run = TILE if across else 4 if windows else _run(grid, reach)
     out = (out[0] // 2, out[1] // 2) if windows else out
     rows = _rows_at_a_time(inputs, grid, run, stride[0], reach[0], row_pitch * blocks)
-    is_ring = stride[0] == 1 and len(classes) == 1 and not windows and _pays_as_ring(grid, reach[0], rows)
+    can_ring = stride[0] == 1 and len(classes) == 1 and not windows
+    is_ring = by_rows or (can_ring and _pays_as_ring(grid, reach[0], rows))
     run, rows = (TILE, 1) if is_ring else (run, rows)
     deep = (rows - 1) * stride[0] + reach[0] + 1
-    turns = deep if is_ring else 1
+    turns, kept = (deep, max(0, deep - stride[0])) if is_ring else (1, 0)
     block_pitch = LANES if across else deep * row_pitch
     channel_pitch = _not_a_power(blocks * block_pitch)
     step = outputs * LANES if across else scale[1] * LANES
@@ -262,7 +271,7 @@ def _tiling(
     bands = []
     for first in range(0, grid[0], rows):
         runs = tiles.add_band(classes, first, min(first + rows, grid[0]))
-        bands.append((first * stride[0] - before[0], *runs, reach[0] if is_ring and first else 0, first % turns))
+        bands.append((first * stride[0] - before[0], *runs, kept if first else 0, first * stride[0] % turns))
     groups = _groups(inputs, len(to), outputs, reach, stride, run)
     starts, offsets, order = _weights(
         classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half, deep, turns

@@ -83,6 +83,7 @@ def _correlate(arena, saved, bias, step, tables, scratch, low_piece, high_piece)
             all_outward[tiles], all_starts[step[STARTS] : step[STARTS_END]],
             all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
             has_plus, step[RELU] != 0, step[STREAM] != 0,
+            (0, step[BANDS_END] - step[BANDS]),
             _source(saved, step),
             (step[FINDS_MOMENTS] != 0, all_counted[tiles], arena, place),
         )  # fmt: skip
