@@ -301,12 +301,15 @@ def correlate_blocks(
             key, kind = runs[r, 0] * groups * outputs, runs[r, 1]
             for t in range(runs[r, 2], runs[r, 3]):
                 soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
+                next_tile = outward[min(t + 1, runs[r, 3] - 1) * TILE :]
                 if groups > 1:
                     plain = _WINDOW_SUMS if kind == WINDOWS else kind
                     _sum_groups(plain, scratch, weights, starts, key, sizes, inward, t * TILE, bias, low, high)
                 for o in range(low, high):
                     base, sums = out_base + o * plane, sizes[SUMS] + o * TILE * LANES
                     _look_ahead(x, soon, lines, sizes, o - low, high - low)
+                    if has_plus:
+                        _look_ahead_tile(plus, base, next_tile, kind)
                     last = key + (groups - 1) * outputs + o
                     if moments[0]:
                         _tile_with_moments(
