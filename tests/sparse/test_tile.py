@@ -108,24 +108,26 @@ def test_products_are_added_to_sums_that_lie_side_by_side(width, stretches, run,
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("run", [8, 4, 1])
-@pytest.mark.parametrize(("low", "high"), [(4, 8), (1, 2), (1, 3), (1, 4), (0, 7), (3, 3)])
+@pytest.mark.parametrize(
+    "bounds", [(4, 4, 8), (1, 1, 2), (1, 1, 3), (1, 1, 4), (0, 2, 7), (0, 4, 5), (0, 6, 6), (3, 3, 3)]
+)
 @pytest.mark.parametrize("repeated", [0, 1])
-def test_products_count_each_stretch_once(width, run, low, high, repeated):
+def test_products_count_each_stretch_once(width, run, bounds, repeated):
     products = make_products(TILE // run, run, width=width)
 
     @numba.njit
     def call(x, offsets, inward, outward, counted, slope, step, sums):
-        products(x, offsets, low, high, inward, outward, counted, 0, slope, 0, step, sums)
+        products(x, offsets, bounds, inward, outward, counted, 0, slope, 0, step, sums)
 
     stretches = TILE // run
     count = max(1, stretches - repeated)
     x, slope = halves(600, 1), halves(600, 2)
-    offsets = np.array([9, 2, 7, 40, 0, 5, 31, 200], np.int32)
+    offsets = np.array([9, 9 + width, 7, 7 + width, 30, 30 + width, 31, 200], np.int32)
     inward = outward = np.arange(stretches, dtype=np.int64) * run * width
     counted = np.array([1] * count + [0] * 8, np.float32)
     sums = halves(8 + SPARE, 3)
     expected = sums.copy()
-    for j in range(low, high):
+    for j in range(bounds[0], bounds[2]):
         for a in range(count):
             k = inward[a] + np.arange(run * width)
             expected[j] += (x[offsets[j] + k] * slope[k]).sum()

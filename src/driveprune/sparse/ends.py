@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from driveprune.sparse.code import LANES, Code
-from driveprune.sparse.tile import places, products_added, stepped
+from driveprune.sparse.tile import counted, places, products_added, stepped
 
 MOMENT_VECTORS = 3
 """Vectors that tell an output's moments: a value K, the sums of differences from it and of their squares."""
@@ -30,12 +30,12 @@ def make_tile_with_moments(stretches: int, run: int, width: int = LANES) -> Any:
     @intrinsic
     def tile(
         _: Any, x: Any, begin: Any, has_sums: Any, bias: Any, offsets: Any, values: Any, bounds: Any, inward: Any,
-        outward: Any, counted: Any, place: Any, out: Any, base: Any, step: Any, stream: Any, moments: Any, at: Any,
+        outward: Any, counts: Any, place: Any, out: Any, base: Any, step: Any, stream: Any, moments: Any, at: Any,
         is_first: Any,
     ) -> Any:  # fmt: skip
         int64, boolean = types.int64, types.boolean
         signature = types.void(
-            x, int64, boolean, types.float32, offsets, values, bounds, inward, outward, counted, int64, out, int64,
+            x, int64, boolean, types.float32, offsets, values, bounds, inward, outward, counts, int64, out, int64,
             int64, boolean, moments, int64, boolean,
         )  # fmt: skip
 
@@ -52,8 +52,11 @@ def make_tile_with_moments(stretches: int, run: int, width: int = LANES) -> Any:
             first = code.loaded_if(has_sums, before, code.splat(bias))
             sums = products_added(code, code.data(4), code.data(5), args[6], sources, run, first, 1)
             code.store_all(sums, results, stream)
-            counts = [code.splat(builder.load(code.at(code.data(9), place, a))) for a in range(stretches)]
-            _add_moments(code, sums, counts, code.at(code.data(15), at), is_first)
+            moments = code.at(code.data(15), at)
+            shift = builder.select(is_first, sums[0], code.load(moments))
+            apart = [builder.fsub(value, shift) for value in sums]
+            apart = counted(code, apart, code.at(code.data(9), place), stretches)
+            _add_moments(code, shift, apart, moments, is_first)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -61,18 +64,11 @@ def make_tile_with_moments(stretches: int, run: int, width: int = LANES) -> Any:
     return tile
 
 
-def _add_moments(code: Code, values: list[Any], counts: list[Any], moments: Any, is_first: Any) -> None:
-    """What some vectors add to the moments at an address; each stretch of them counts or does not."""
+def _add_moments(code: Code, shift: Any, apart: list[Any], moments: Any, is_first: Any) -> None:
+    """What some vectors' differences from K, the shift, add to the moments at an address."""
     builder, zero = code.builder, code.zero()
     target = [code.at(moments, n * code.width) for n in range(MOMENT_VECTORS)]
-    shift, total, squares = (
-        builder.select(is_first, new, code.load(pointer))
-        for new, pointer in zip((values[0], zero, zero), target, strict=True)
-    )
-    apart = [builder.fsub(value, shift) for value in values]
-    if len(counts) > 1:  # the only stretch always counts
-        run = len(values) // len(counts)
-        apart = [builder.fmul(each, counts[t // run]) for t, each in enumerate(apart)]
+    total, squares = (builder.select(is_first, zero, code.load(pointer)) for pointer in target[1:])
     parts = [squares, zero]
     for number, each in enumerate(apart):
         parts[number % 2] = code.fma(each, each, parts[number % 2])

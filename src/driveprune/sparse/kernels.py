@@ -355,17 +355,17 @@ def correlate(
 
 
 @numba.njit(inline="always")
-def _products(kind, x, offsets, begin, end, table, place, slope, base, step, sums):
+def _products(kind, x, offsets, bounds, table, place, slope, base, step, sums):
     """The sums of products of one output over one tile of a kind."""
     inward, outward, counted = table
     if kind == 0:
-        _products_1x8(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+        _products_1x8(x, offsets, bounds, inward, outward, counted, place, slope, base, step, sums)
     elif kind in (1, HALF):
-        _products_2x4(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+        _products_2x4(x, offsets, bounds, inward, outward, counted, place, slope, base, step, sums)
     elif kind == 2:
-        _products_4x2(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+        _products_4x2(x, offsets, bounds, inward, outward, counted, place, slope, base, step, sums)
     else:
-        _products_8x1(x, offsets, begin, end, inward, outward, counted, place, slope, base, step, sums)
+        _products_8x1(x, offsets, bounds, inward, outward, counted, place, slope, base, step, sums)
 
 
 @compiled()
@@ -388,11 +388,11 @@ def _sum_blocks(
                         if group == 0:  # the others find all of it in the cache
                             _look_ahead(x, soon, lines, sizes, o, outputs)
                             _look_ahead_tile(slope, base + o * plane, next_tile, kind)
-                        begin, _, end = _bounds(starts, key + o)
-                        if begin < end:
+                        low, middle, high = _bounds(starts, key + o)
+                        if low < high:
+                            bounds = low, low if kind == HALF else middle, high
                             _products(
-                                kind, scratch, turned, begin, end, table, t * TILE, slope, base + o * plane, step,
-                                sums,
+                                kind, scratch, turned, bounds, table, t * TILE, slope, base + o * plane, step, sums
                             )  # fmt: skip
 
 

@@ -255,7 +255,7 @@ def make_windows(width: int = LANES) -> Any:
     return windows
 
 
-def _counted(code: Code, vectors: list[Any], counts: Any, stretches: int) -> list[Any]:
+def counted(code: Code, vectors: list[Any], counts: Any, stretches: int) -> list[Any]:
     """The vectors of a tile, or zeros for those of its last stretches that do not count."""
     if stretches == 1:
         return vectors
@@ -272,41 +272,44 @@ def _counted(code: Code, vectors: list[Any], counts: Any, stretches: int) -> lis
 def make_products(stretches: int, run: int, width: int = LANES) -> Any:
     """The gradient of the kept weights of one output, from one tile.
 
-    products(x, offsets, low, high, inward, outward, counted, place, slope, base, step, sums): sums[j] += the products
-    of x[offsets[j] + where t is] and slope[where t is], over the lanes of all vectors t of the tile that count, for j
-    in [low, high), four at a time. So many as make the last four whole are added zero to: `SPARE` at most.
+    products(x, offsets, bounds, inward, outward, counted, place, slope, base, step, sums): sums[j] += the products of
+    x[offsets[j] + where t is] and slope[where t is], over the lanes of all vectors t of the tile that count, for j in
+    [low, high), four at a time. The bounds are (low, middle, high) as in `make_tile`, of which twos lie side by side.
+    Zero is added to so many sums after them as make four: `SPARE` at most.
     """
 
     @intrinsic
     def products(
-        _: Any, x: Any, offsets: Any, low: Any, high: Any, inward: Any, outward: Any, counted: Any, place: Any,
-        slope: Any, base: Any, step: Any, sums: Any,
+        _: Any, x: Any, offsets: Any, bounds: Any, inward: Any, outward: Any, counts: Any, place: Any, slope: Any,
+        base: Any, step: Any, sums: Any,
     ) -> Any:  # fmt: skip
         int64 = types.int64
-        signature = types.void(x, offsets, int64, int64, inward, outward, counted, int64, slope, int64, int64, sums)
+        signature = types.void(x, offsets, bounds, inward, outward, counts, int64, slope, int64, int64, sums)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args, width)
-            low, high, place, base, step = (args[n] for n in (2, 3, 7, 9, 10))
-            sources = places(code, code.data(0), code.data(4), place, stretches)
-            starts = places(code, code.at(code.data(8), base), code.data(5), place, stretches)
+            place, base, step = (args[n] for n in (6, 8, 9))
+            sources = places(code, code.data(0), code.data(3), place, stretches)
+            starts = places(code, code.at(code.data(7), base), code.data(4), place, stretches)
             slopes = [code.load(pointer) for pointer in stepped(code, starts, step, run)]
-            slopes = _counted(code, slopes, code.at(code.data(6), place), stretches)
-            offsets, sums = code.data(1), code.data(11)
+            slopes = counted(code, slopes, code.at(code.data(5), place), stretches)
+            offsets, sums = code.data(1), code.data(10)
 
-            def some(several: int) -> Callable[[Any, list[Any]], list[Any]]:
+            def some(several: int, taps: int) -> Callable[[Any, list[Any]], list[Any]]:
                 def body(j: Any, _: list[Any]) -> list[Any]:
-                    _add_sums(code, offsets, sources, run, slopes, j, several, sums)
+                    _add_sums(code, offsets, sources, run, slopes, j, several, taps, sums)
                     return []
 
                 return body
 
-            rest = builder.and_(builder.sub(high, low), I64(SPARE))
-            whole = builder.sub(high, rest)
-            code.loop(low, whole, 4, [], some(4))
-            for several in range(1, 4):
-                begin = builder.select(builder.icmp_signed("==", rest, I64(several)), whole, high)
-                code.loop(begin, high, 4, [], some(several))
+            low, middle, high = code.unpacked(args[2])
+            for begin, end, taps in ((low, middle, 2), (middle, high, 1)):
+                rest = builder.and_(builder.sub(end, begin), I64(SPARE))
+                whole = builder.sub(end, rest)
+                code.loop(begin, whole, 4, [], some(4, taps))
+                for several in range(taps, 4, taps):
+                    first = builder.select(builder.icmp_signed("==", rest, I64(several)), whole, end)
+                    code.loop(first, end, 4, [], some(several, taps))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -315,15 +318,20 @@ def make_products(stretches: int, run: int, width: int = LANES) -> Any:
 
 
 def _add_sums(
-    code: Code, offsets: Any, sources: list[Any], run: int, slopes: list[Any], j: Any, several: int, sums: Any
-) -> None:
-    """The products of `several` weights, at most four, from the j-th on, to their sums."""
+    code: Code, offsets: Any, sources: list[Any], run: int, slopes: list[Any], j: Any, several: int, taps: int,
+    sums: Any,
+) -> None:  # fmt: skip
+    """The products of `several` weights, at most four, from the j-th on, to their sums; `taps` lie side by side."""
     builder, four = code.builder, ir.VectorType(FLOAT, 4)
-    places = [builder.sext(builder.load(code.at(offsets, j, number)), I64) for number in range(several)]
-    found = [code.zero()] * several
-    for t, value in enumerate(slopes):  # one after the other: sums that do not wait for each other
-        pointers = [code.at(sources[t // run], offset, t % run * code.width) for offset in places]
-        found = [code.fma(value, code.load(each), total) for each, total in zip(pointers, found, strict=True)]
-    found += [code.zero()] * (4 - several)
+    begins = [builder.sext(builder.load(code.at(offsets, j, number)), I64) for number in range(0, several, taps)]
+    found = [code.zero()] * 4
+    for stretch, source in enumerate(sources):
+        for place in range(run + taps - 1):  # each vector is loaded once
+            for number, offset in enumerate(begins):  # sums that do not wait for each other
+                loaded = code.load(code.at(source, offset, place * code.width))
+                for tap in range(taps):
+                    if 0 <= place - tap < run:
+                        slope, weight = slopes[stretch * run + place - tap], number * taps + tap
+                        found[weight] = code.fma(slope, loaded, found[weight])
     target = code.at(sums, j)
     code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
