@@ -51,6 +51,10 @@ NETS = {
         layer(3, 8), layer(8, 9, stride=2), nn.Conv2d(9, 7, 3, padding=1), nn.BatchNorm2d(7), nn.Conv2d(7, 6, 1),
         nn.BatchNorm2d(6), layer(6, 4, size=5), nn.Flatten(), nn.Linear(64, 5),
     ),
+    "linear": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12), nn.BatchNorm1d(12),
+        nn.ReLU(), nn.Linear(12, 5),
+    ),
     "without normalisation": lambda: nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Conv2d(8, 6, 2), nn.ReLU(),
         nn.MaxPool2d(2, 1, 1), nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5),
