@@ -9,7 +9,7 @@ from driveprune.sparse.code import LANES
 from driveprune.sparse.kernels import as_it_is, correlate_blocks, no_moments
 from driveprune.sparse.pair_kernels import clear_row, clear_sides, move_on, row_of
 from driveprune.sparse.plane_kernels import max_pool_plane, scale_plane
-from driveprune.sparse.team import report, take, wait
+from driveprune.sparse.team import begin, report
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import copy_vector
 
@@ -156,13 +156,10 @@ def work(arenas, steps, items, tables, weights, all_scratch, all_counters, threa
     """Take pieces of a crew's work, rows (step, low, high, what must be done before), until there are none."""
     crew = thread % len(arenas)
     arena, counters, scratch = arenas[crew], all_counters[crew], all_scratch[thread]
-    while True:
-        number = take(counters)
-        if number >= len(items):
-            return
+    number = begin(items, counters)
+    while number < len(items):
         item = items[number]
         step = steps[item[0]]
-        wait(counters, item[3])
         if step[KIND] == LAYER:
             for piece in range(item[1], item[2]):
                 _layer(arena, step, tables, weights, scratch, piece)
@@ -172,6 +169,7 @@ def work(arenas, steps, items, tables, weights, all_scratch, all_counters, threa
         else:
             _planes(arena, step, weights[2], item[1], item[2])
         report(counters)
+        number = begin(items, counters)
 
 
 @compiled(parallel=True)

@@ -9,7 +9,7 @@ from numba import prange
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
-from driveprune.sparse.team import report, take, wait
+from driveprune.sparse.team import begin, report
 from driveprune.sparse.vector import make_deal, make_halve
 
 SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
@@ -277,13 +277,10 @@ def _add(arena, step, zero, low, high):
 def work(arena, steps, items, jobs, offsets, values, bias, masks, counters):
     """Take pieces of work, rows (step, low, high, what must be done before), until there are none."""
     zero = np.float32(0.0)
-    while True:
-        number = take(counters)
-        if number >= len(items):
-            return
+    number = begin(items, counters)
+    while number < len(items):
         item = items[number]
         step, low, high = steps[item[0]], item[1], item[2]
-        wait(counters, item[3])
         if step[KIND] == LAYER:
             _layer(arena, step, jobs, low, high, offsets, values, bias, masks)
         elif step[KIND] == SPREAD:
@@ -299,6 +296,7 @@ def work(arena, steps, items, jobs, offsets, values, bias, masks, counters):
         else:
             _add(arena, step, zero, low, high)
         report(counters)
+        number = begin(items, counters)
 
 
 @compiled(parallel=True)

@@ -9,6 +9,7 @@ import os
 import platform
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -86,6 +87,18 @@ def wait(_: Any, counters: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@numba.njit(inline="always")
+def begin(items: Any, counters: Any) -> Any:
+    """The number of the next piece, when what must be done before it is done: as many as there are, if none is left.
+
+    Pieces are rows (step, low, high, how many must be done before).
+    """
+    number: int = take(counters)  # type: ignore[call-arg]
+    if number < len(items):
+        wait(counters, items[number, 3])
+    return number
 
 
 def _call(builder: Any, name: str, kind: Any) -> None:

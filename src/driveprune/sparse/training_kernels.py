@@ -21,7 +21,7 @@ from driveprune.sparse.plane_kernels import (
     scale_channel,
     take_down,
 )
-from driveprune.sparse.team import report, take, wait
+from driveprune.sparse.team import begin, report
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import copy_vector
 
@@ -238,13 +238,10 @@ def _planes(saved, slopes, step, scratch, low, high):
 def forwards(saved, parameters, steps, eps, items, tables, gather, all_scratch, counters, thread):
     """Take pieces of work, rows (step, low, high, what must be done before), until there are none."""
     scratch = all_scratch[thread]
-    while True:
-        number = take(counters)
-        if number >= len(items):
-            return
+    number = begin(items, counters)
+    while number < len(items):
         item = items[number]
         step, low, high = steps[item[0]], item[1], item[2]
-        wait(counters, item[3])
         if step[KIND] == GATHER:
             for j in range(low, high):
                 saved[step[OUTPUT] + j] = parameters[gather[j]]
@@ -255,6 +252,7 @@ def forwards(saved, parameters, steps, eps, items, tables, gather, all_scratch, 
         else:
             _channels(saved, parameters, step, eps[item[0]], low, high)
         report(counters)
+        number = begin(items, counters)
 
 
 @compiled()
@@ -263,13 +261,10 @@ def backwards(
 ):
     """The same for the gradients."""
     scratch = all_scratch[thread]
-    while True:
-        number = take(counters)
-        if number >= len(items):
-            return
+    number = begin(items, counters)
+    while number < len(items):
         item = items[number]
         step, low, high = steps[item[0]], item[1], item[2]
-        wait(counters, item[3])
         if step[KIND] == GATHER:
             for j in range(low, high):
                 slopes[step[OUTPUT] + j] = parameters[gather[j]]
@@ -284,6 +279,7 @@ def backwards(
         else:
             _channels_back(saved, slopes, gradients, step, low, high)
         report(counters)
+        number = begin(items, counters)
 
 
 @compiled(parallel=True)
