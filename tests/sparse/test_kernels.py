@@ -45,10 +45,13 @@ def check(kept, layer, size, batch, seed):
     assert_near(unpack(kernel.output(packed, values, bias), batch, 4), expected)
     assert_near(unpack(kernel.input_gradient(back, values, tuple(size)), batch, 4), exact[0].grad)
     assert_near(kernel.weight_gradient(packed, back), exact[1].grad)
+    dx, dvalues = kernel.both_gradients(packed, back, values)
+    assert_near(unpack(dx, batch, 4), exact[0].grad)
+    assert_near(dvalues, exact[1].grad)
     others = floats(*x.shape, seed=seed + 5)
-    assert_near(
-        unpack(kernel.input_gradient(back, values, tuple(size), plus=pack(others)), batch, 4), exact[0].grad + others
-    )
+    both, _ = kernel.both_gradients(packed, back, values, plus=pack(others))
+    for found in (kernel.input_gradient(back, values, tuple(size), plus=pack(others)), both):
+        assert_near(unpack(found, batch, 4), exact[0].grad + others)
     plus = floats(*expected.shape, seed=seed + 4)
     found = kernel.output(packed, values, None, plus=pack(plus), relu=True)
     assert_near(unpack(found, batch, 4), (convolved(x, kept, values, None, layer) + plus).relu())
@@ -167,7 +170,7 @@ def test_tiles_look_ahead_at_what_the_next_band_reads(stride, make, padding, blo
     assert len(rows) > 1
     for band, (_, first, end, *_) in enumerate(tables.bands.tolist()):
         tiles = range(tables.runs[first, 2], tables.runs[end - 1, 3])
-        shares = [kernels._ahead(0, tables.sizes, tables.bands, band, tables.runs, t) for t in tiles]
+        shares = [kernels.ahead_of(0, tables.sizes, tables.bands, band, tables.runs, t) for t in tiles]
         found = [place for begin, lines in shares for place in range(begin, begin + lines * LINE)]
         if band + 1 < len(rows):
             wanted = sorted(set(rows[band + 1]) - set(rows[band]))
@@ -181,4 +184,4 @@ def test_tiles_look_ahead_at_what_the_next_band_reads(stride, make, padding, blo
 def test_a_band_that_is_all_of_an_image_has_nothing_ahead():
     tables = tiling.forward(layer_of(torch.ones(1, 1, 3, 3) > 0, padding=(1, 1)), 8, 8, 1)
     assert len(tables.bands) == 1
-    assert kernels._ahead(0, tables.sizes, tables.bands, 0, tables.runs, 0)[1] == 0
+    assert kernels.ahead_of(0, tables.sizes, tables.bands, 0, tables.runs, 0)[1] == 0

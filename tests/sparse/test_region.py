@@ -187,8 +187,9 @@ def test_an_empty_layer_sends_no_zeros_back_if_others_send_gradients(monkeypatch
         sparse = dp.sparsify(net, kept, floats(2, 3, 7, 5), layers="sparse")
         exact, found_x = masked(net, kept).double(), floats(11, 3, 7, 5).requires_grad_()
         exact_x, called = floats(11, 3, 7, 5).double().requires_grad_(), []
-        original = Kernel.input_gradient
-        monkeypatch.setattr(Kernel, "input_gradient", lambda *a, f=original, n=called, **k: n.append(1) or f(*a, **k))
+        for name in ("input_gradient", "both_gradients"):
+            original = getattr(Kernel, name)
+            monkeypatch.setattr(Kernel, name, lambda *a, f=original, n=called, **k: n.append(1) or f(*a, **k))
         sparse(found_x).square().sum().backward()
         monkeypatch.undo()
         exact(exact_x).square().sum().backward()
@@ -201,7 +202,8 @@ def test_no_gradient_of_the_networks_input_is_computed(monkeypatch):
     net = Calls(INSIDE["both branches"])
     mask = {each: floats(4, 3, 3, 3, seed=3) > 0.3 for each in ("conv.weight", "other.weight")}
     sparse, called = dp.sparsify(net, mask, floats(2, 3, 7, 5), layers="sparse"), []
-    monkeypatch.setattr(Kernel, "input_gradient", lambda *a, **k: called.append(a))
+    for name in ("input_gradient", "both_gradients"):
+        monkeypatch.setattr(Kernel, name, lambda *a, **k: called.append(a))
     sparse(floats(11, 3, 7, 5)).sum().backward()
     assert not called
     assert sparse.other.weight.grad.any()

@@ -238,5 +238,5 @@ def test_nothing_that_is_not_needed_is_computed():
     counts = []
     for course in _courses(net):
         steps, *_ = course._backward
-        counts.append(int((steps[:, kernels.FIELDS["kind"]] == kernels.INPUT_GRADIENT).sum()))
+        counts.append(int((steps[:, kernels.FIELDS["kind"]] == kernels.BOTH).sum()))
     assert counts == [3, 4]

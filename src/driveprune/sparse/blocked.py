@@ -18,11 +18,11 @@ from torch.autograd.function import once_differentiable
 from driveprune.compact import SameDropout
 from driveprune.compiled import threads, use_threads
 from driveprune.noise import dropout_of_ones
-from driveprune.sparse import kernels, plane_kernels
-from driveprune.sparse.code import LANES
+from driveprune.sparse import both_kernels, kernels, plane_kernels
+from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.memory import Floats, empty
 from driveprune.sparse.tile import SPARE
-from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, forward
+from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, both, forward
 
 STREAM_BYTES = 2_000_000
 """Larger tensors are written past the caches."""
@@ -149,6 +149,35 @@ class Kernel:
             )  # fmt: skip
         return found
 
+    def both_gradients(
+        self, x: Tensor, slope: Tensor, values: Tensor, *, plus: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the layer's input, plus another tensor, and of the kept values: together."""
+        check_kind(values)
+        dx, found, count = empty(*x.shape), values.new_zeros(len(values)), threads()
+        if not len(values):
+            _constant(dx, None, plus, False)
+            return dx, found
+        size = x.shape[2], x.shape[3]
+        whole_lines = self.layer.stride[1] == 1 or LANES % LINE == 0
+        for first, jobs, tiling in self.pieces(both, size, size, x.shape[0]):
+            weights = flat(values) if tiling.order is None else flat(values)[tiling.order]
+            parts, pieces = shares(count, jobs)
+            sums = empty(pieces, tiling.sums).numpy()
+            run(
+                both_kernels.turn, slope, x, dx, dx if plus is None else plus, plus is not None,
+                streams(dx) and whole_lines, weights, first, jobs, parts, tiling.sizes, tiling.bands, tiling.runs,
+                tiling.inward, tiling.outward, tiling.counted, tiling.starts, tiling.offsets,
+                _scratch(count, tiling), sums, tiling.slots, found,
+            )  # fmt: skip
+        return dx, found
+
+
+def shares(count: int, jobs: int) -> tuple[int, int]:
+    """In how many parts so many threads do a job, and in how many pieces all of them: two for a thread, or more."""
+    parts = -(-count // jobs)
+    return parts, jobs * parts if parts > 1 else min(jobs, 2 * count if count > 1 else 1)
+
 
 def _constant(out: Tensor, bias: Tensor | None, plus: Tensor | None, relu: bool) -> None:
     """The output of a layer that has no weights left."""
@@ -188,8 +217,11 @@ class _Convolve(Function):
         if ctx.relu or (ctx.has_bias and ctx.needs_input_grad[2]):
             slope, dbias = _clip_backward(slope, out)
         dx = others if ctx.needs_input_grad[0] else None
+        plus = None if others is None else others.contiguous()
+        if all(ctx.needs_input_grad[:2]) and len(values):
+            dx, dvalues = ctx.kernel.both_gradients(x, slope, values, plus=plus)
+            return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None
         if ctx.needs_input_grad[0] and (len(values) or others is None):
-            plus = None if others is None else others.contiguous()
             dx = ctx.kernel.input_gradient(slope, values, (x.shape[2], x.shape[3]), plus=plus)
         dvalues = ctx.kernel.weight_gradient(x, slope) if ctx.needs_input_grad[1] else None
         return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None

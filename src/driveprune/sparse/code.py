@@ -114,6 +114,11 @@ class Code:
         first, second = pairs
         return add(self.shuffle(first, second, [0, 1, 4, 5]), self.shuffle(first, second, [2, 3, 6, 7]))
 
+    def add_four_sums(self, vectors: list[Any], target: Any) -> None:
+        """Add the sums of the lanes of four vectors to the four numbers at an address."""
+        four = ir.VectorType(FLOAT, 4)
+        self.store(self.builder.fadd(self.load(target, four), self.four_sums(vectors)), target)
+
     def prefetch(self, pointer: Any) -> None:
         """Bring the line of the cache at an address, which is soon to be read; nothing happens if there is none."""
         byte = ir.IntType(8).as_pointer()
@@ -180,12 +185,13 @@ class Code:
         builder.cbranch(condition, then, done)
         builder.position_at_end(then)
         made = make()
+        after = builder.block  # what is made may have branches of its own
         builder.branch(done)
         builder.position_at_end(done)
         found = []
         for value, other in zip(values, made, strict=True):
             phi = builder.phi(self.vector)
             phi.add_incoming(value, before)
-            phi.add_incoming(other, then)
+            phi.add_incoming(other, after)
             found.append(phi)
         return found

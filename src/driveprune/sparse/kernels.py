@@ -24,12 +24,16 @@ from driveprune.sparse.tile import (
 )
 from driveprune.sparse.tiling import HALF, RUNS, SIZES, WINDOWS
 from driveprune.sparse.vector import (
+    CLIPPED,
+    COPIED,
+    SLOPE,
     clear_vector,
     copy_row,
     copy_vector,
     prefetch_lines,
     scale_row,
     scale_vector,
+    slope_row,
 )
 
 (
@@ -50,15 +54,26 @@ _moments_1x8, _moments_2x4, _moments_4x2, _moments_8x1 = (
 _products_1x8, _products_2x4, _products_4x2, _products_8x1 = (make_products(TILE // run, run) for run in (8, 4, 2, 1))
 
 
-COPIED, SCALED, CLIPPED = range(3)
-"""What a layer makes of the rows of its input on the way to its scratch: nothing, or a normalisation, without a ReLU
-or with it."""
+@numba.njit(inline="always")
+def as_it_is(x):
+    """For a layer that takes its input as it is: (what is made of it, and what that needs).
+
+    A normalisation needs the scales and shifts of its channels. The gradient before one needs scales, what was
+    normalised, its means, and what goes back through means and variances.
+    """
+    return COPIED, x, x, x, x, x, x
 
 
 @numba.njit(inline="always")
-def as_it_is(x):
-    """For a layer whose input needs no normalisation: (what is made of it, scales and shifts of its channels)."""
-    return COPIED, x, x
+def normalised(kind, scales, shifts):
+    """For a layer whose input is still to be normalised."""
+    return kind, scales, shifts, scales, scales, scales, scales
+
+
+@numba.njit(inline="always")
+def before_normalisation(scales, other, means, firsts, seconds):
+    """For the gradient of a layer's output, if that after its normalisation is there."""
+    return SLOPE, scales, scales, other, means, firsts, seconds
 
 
 @numba.njit(inline="always")
@@ -70,7 +85,7 @@ def no_moments(x):
 @compiled()
 def _copy_sorted(x, begin, scratch, to, sizes, source, c):
     """A row, its columns sorted by their remainders."""
-    kind, scales, shifts = source
+    kind, scales, shifts, _, _, _, _ = source
     columns, stride, left = sizes[COLUMNS], sizes[STRIDE], sizes[LEFT]
     for remainder in range(stride):
         for q in range(columns):
@@ -87,15 +102,19 @@ def _copy_sorted(x, begin, scratch, to, sizes, source, c):
 @numba.njit(inline="always")
 def _take_row(x, begin, scratch, to, count, ahead, source, c):
     """A row, normalised if it has to be."""
-    kind, scales, shifts = source
+    kind, scales, shifts, other, means, firsts, seconds = source
     if kind == COPIED:
         copy_row(scratch, to, x, begin, count, ahead)
+    elif kind == SLOPE:
+        slope_row(
+            scratch, to, x, begin, count, ahead, other, scales[c], means[c], firsts[c], seconds[c]
+        )  # fmt: skip
     else:
         scale_row(scratch, to, x, begin, count, ahead, scales[c], shifts[c], kind == CLIPPED)
 
 
 @compiled()
-def _copy_band(x, x_base, blocks, sizes, band, scratch, source):
+def copy_band(x, x_base, blocks, sizes, band, scratch, source):
     """The rows of a band, of all channels, into the scratch, with zeros where there is no image.
 
     Rows that are there already stay; the first one is where the turn of the ring begins.
@@ -126,7 +145,7 @@ def _copy_band(x, x_base, blocks, sizes, band, scratch, source):
 
 
 @compiled()
-def _ahead(x_base, sizes, bands, band, runs, t):
+def ahead_of(x_base, sizes, bands, band, runs, t):
     """What is read for the next band and not for this one, in each plane: a tile's share of it.
 
     Where it begins in the first plane, and how many lines of the cache it has: none if a band is all of an image.
@@ -146,7 +165,7 @@ def _ahead(x_base, sizes, bands, band, runs, t):
 
 
 @numba.njit(inline="always")
-def _look_ahead(x, soon, lines, sizes, number, numbers):
+def look_ahead(x, soon, lines, sizes, number, numbers):
     """Have the lines of every plane of `numbers`, beginning with a number, in the cache when they are needed."""
     if lines > 0:
         for plane in range(number, sizes[BLOCKS] * sizes[INPUTS], numbers):
@@ -154,7 +173,7 @@ def _look_ahead(x, soon, lines, sizes, number, numbers):
 
 
 @numba.njit(inline="always")
-def _look_ahead_tile(array, base, tile, kind):
+def look_ahead_tile(array, base, tile, kind):
     """Have a plane's part of the next tile in the cache when it is needed, if the images are wide."""
     if kind < 2:
         for stretch in range(1 << kind):
@@ -216,7 +235,7 @@ def _finish(kind, x, at, weights, bounds, table, place, out, base, step, plus, h
 
 
 @numba.njit(inline="always")
-def _bounds(starts, key):
+def bounds_of(starts, key):
     """Where the weights of an output begin, those of them without a neighbour, and where they end."""
     return starts[2 * key], starts[2 * key + 1], starts[2 * key + 2]
 
@@ -243,7 +262,7 @@ def _sum_groups(kind, scratch, weights, starts, key, sizes, inward, place, bias,
     outputs = sizes[OUTPUTS]
     for group in range(sizes[GROUPS] - 1):
         for o in range(low, high):
-            bounds = _bounds(starts, key + group * outputs + o)
+            bounds = bounds_of(starts, key + group * outputs + o)
             if bounds[0] < bounds[2] or group == 0:
                 begin = sizes[SUMS] + o * TILE * LANES
                 _add_products(kind, scratch, begin, group > 0, bias[o], weights, bounds, inward, place)
@@ -296,39 +315,39 @@ def correlate_blocks(
     for band in range(some[0], some[1]):
         turned = offsets[bands[band, 4] * len(values) :]
         weights = turned, values
-        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
+        copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
         for r in range(bands[band, 1], bands[band, 2]):
             key, kind = runs[r, 0] * groups * outputs, runs[r, 1]
             for t in range(runs[r, 2], runs[r, 3]):
-                soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
+                soon, lines = ahead_of(x_base, sizes, bands, band, runs, t)
                 next_tile = outward[min(t + 1, runs[r, 3] - 1) * TILE :]
                 if groups > 1:
                     plain = _WINDOW_SUMS if kind == WINDOWS else kind
                     _sum_groups(plain, scratch, weights, starts, key, sizes, inward, t * TILE, bias, low, high)
                 for o in range(low, high):
                     base, sums = out_base + o * plane, sizes[SUMS] + o * TILE * LANES
-                    _look_ahead(x, soon, lines, sizes, o - low, high - low)
+                    look_ahead(x, soon, lines, sizes, o - low, high - low)
                     if has_plus:
-                        _look_ahead_tile(plus, base, next_tile, kind)
+                        look_ahead_tile(plus, base, next_tile, kind)
                     last = key + (groups - 1) * outputs + o
                     if moments[0]:
                         _tile_with_moments(
-                            kind, scratch, sums, groups > 1, bias[o], weights, _bounds(starts, last), table, t * TILE,
-                            out, base, step, stream, moments, o, is_first,
+                            kind, scratch, sums, groups > 1, bias[o], weights, bounds_of(starts, last), table,
+                            t * TILE, out, base, step, stream, moments, o, is_first,
                         )  # fmt: skip
                     elif kind == WINDOWS:
                         _windows(
                             scratch, sums, groups > 1, bias[o] if groups == 1 else zero, turned, values,
-                            _bounds(starts, last), inward, outward, t * TILE, out, base, step, relu, stream,
+                            bounds_of(starts, last), inward, outward, t * TILE, out, base, step, relu, stream,
                         )  # fmt: skip
                     elif groups > 1:
                         _finish(
-                            kind, scratch, sums, weights, _bounds(starts, last), table, t * TILE, out, base, step,
+                            kind, scratch, sums, weights, bounds_of(starts, last), table, t * TILE, out, base, step,
                             plus, has_plus, relu, stream,
                         )  # fmt: skip
                     else:
                         _tile(
-                            kind, scratch, weights, _bounds(starts, key + o), table, t * TILE, out, base,
+                            kind, scratch, weights, bounds_of(starts, key + o), table, t * TILE, out, base,
                             step, bias[o], plus, has_plus, relu, stream,
                         )  # fmt: skip
                 is_first = False
@@ -376,19 +395,19 @@ def _sum_blocks(
     outputs, plane, step, table = sizes[OUTPUTS], sizes[OUT_PLANE], sizes[STEP], (inward, outward, counted)
     for band in range(len(bands)):
         turned = offsets[bands[band, 4] * starts[-1] :]
-        _copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
+        copy_band(x, x_base, sizes[BLOCKS], sizes, bands[band], scratch, source)
         for group in range(sizes[GROUPS]):
             key = group * outputs
             for r in range(bands[band, 1], bands[band, 2]):
                 kind = runs[r, 1]
                 for t in range(runs[r, 2], runs[r, 3]):
-                    soon, lines = _ahead(x_base, sizes, bands, band, runs, t)
+                    soon, lines = ahead_of(x_base, sizes, bands, band, runs, t)
                     next_tile = outward[min(t + 1, runs[r, 3] - 1) * TILE :]
                     for o in range(outputs):
                         if group == 0:  # the others find all of it in the cache
-                            _look_ahead(x, soon, lines, sizes, o, outputs)
-                            _look_ahead_tile(slope, base + o * plane, next_tile, kind)
-                        low, middle, high = _bounds(starts, key + o)
+                            look_ahead(x, soon, lines, sizes, o, outputs)
+                            look_ahead_tile(slope, base + o * plane, next_tile, kind)
+                        low, middle, high = bounds_of(starts, key + o)
                         if low < high:
                             bounds = low, low if kind == HALF else middle, high
                             _products(

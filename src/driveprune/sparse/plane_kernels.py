@@ -100,7 +100,7 @@ def take_down(c, mean, variance, weight, bias, eps, means, variances, inverse, s
 
 
 @compiled()
-def _take_gradients(c, total, product, inv, count, dweight, dbias):
+def take_gradients(c, total, product, inv, count, dweight, dbias):
     """The gradients of a channel's weight and bias; what goes back through the mean and variance of its numbers."""
     dbias[c], dweight[c] = total, product * inv
     return np.float32(total / count), np.float32(product * inv * inv / count)
@@ -187,7 +187,7 @@ def normalise_channel_backward(
             found = slope_sums(slope, y, y, dy, base, plane, a, b, mean, zero, zero, False)
         total += found[0]
         product += found[1]
-    first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
+    first, second = take_gradients(c, total, product, inv, count, dweight, dbias)
     if not training:
         first, second = zero, zero
     for block in range(blocks - 1, -1, -1):  # what was read last is still in the cache
@@ -255,7 +255,7 @@ def normalise_channel_windows_backward(
         found = window_slope_sums(y, slope, dy, 4 * base, base, form, a, b, mean, zero, zero, False)
         total += found[0]
         product += found[1]
-    first, second = _take_gradients(c, total, product, inv, count, dweight, dbias)
+    first, second = take_gradients(c, total, product, inv, count, dweight, dbias)
     for block in range(blocks - 1, -1, -1):  # what was read last is still in the cache
         base = (block * channels + c) * small
         window_slope_apply(y, slope, dy, 4 * base, base, form, a, b, mean, first, second, stream)

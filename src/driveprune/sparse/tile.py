@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -322,7 +321,7 @@ def _add_sums(
     sums: Any,
 ) -> None:  # fmt: skip
     """The products of `several` weights, at most four, from the j-th on, to their sums; `taps` lie side by side."""
-    builder, four = code.builder, ir.VectorType(FLOAT, 4)
+    builder = code.builder
     begins = [builder.sext(builder.load(code.at(offsets, j, number)), I64) for number in range(0, several, taps)]
     found = [code.zero()] * 4
     for stretch, source in enumerate(sources):
@@ -333,5 +332,4 @@ def _add_sums(
                     if 0 <= place - tap < run:
                         slope, weight = slopes[stretch * run + place - tap], number * taps + tap
                         found[weight] = code.fma(slope, loaded, found[weight])
-    target = code.at(sums, j)
-    code.store(builder.fadd(code.load(target, four), code.four_sums(found)), target)
+    code.add_four_sums(found, code.at(sums, j))

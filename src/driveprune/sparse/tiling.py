@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from driveprune.sparse.code import LANES
-from driveprune.sparse.tile import TILE
+from driveprune.sparse.code import LANES, LINE
+from driveprune.sparse.tile import SPARE, TILE
 
 Ints = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
@@ -100,6 +100,8 @@ class Tiling:
     """Where each weight's input is, for each turn after the other."""
     order: Ints | None
     """Which value each offset of a turn belongs to; None if they are in order."""
+    kept: int
+    """How many kept weights there are; some have no offset if no pixel ever meets them."""
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -114,12 +116,17 @@ class Tiling:
         """Numbers that the scratch of a thread holds, and room for reading a vector too far."""
         return int(self.sizes[SIZES["sums"]] + (self.sizes[SIZES["outputs"]] + 1) * TILE * LANES)
 
+    @property
+    def sums(self) -> int:
+        """Numbers in a row of sums, one for each offset of a turn, and zeros after them, in whole lines."""
+        return -(-(int(self.starts[-1]) + 1 + SPARE) // LINE) * LINE
+
     @cached_property
     def slots(self) -> Ints:
-        """Where the sum of each value is, if there is one for each offset of a turn."""
-        found = np.arange(self.starts[-1])
-        if self.order is not None:
-            found[self.order] = found.copy()
+        """Where the sum of each value is, if there is one for each offset of a turn, and zeros follow."""
+        sums = np.arange(self.starts[-1])
+        found = np.full(self.kept, len(sums))
+        found[sums if self.order is None else self.order] = sums
         return found
 
 
@@ -198,6 +205,15 @@ def _forward(
 
 def backward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
     """The tables of the gradient of a layer's input, from that of its output."""
+    return _backward(layer, height, width, blocks, at_once=False)
+
+
+def both(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
+    """The same for the gradients of its input and its weights together: all weights of an output at once."""
+    return _backward(layer, height, width, blocks, at_once=True)
+
+
+def _backward(layer: Layer, height: int, width: int, blocks: int, *, at_once: bool) -> Tiling:
     out = layer.size(height, width)
     step, pad, places = layer.stride, layer.padding, layer.places
     taps = places[:, 2] * layer.dilation[0], places[:, 3] * layer.dilation[1]
@@ -219,7 +235,7 @@ def backward(layer: Layer, height: int, width: int, blocks: int) -> Tiling:
     return _tiling(
         (layer.inputs, layer.outputs), places[:, 1], places[:, 0], out, (height, width), classes,
         grid=(grid[0], grid[1]), stride=(1, 1), scale=step, reach=(reach[0], reach[1]), before=(reach[0], reach[1]),
-        blocks=blocks,
+        blocks=blocks, at_once=at_once,
     )  # fmt: skip
 
 
@@ -245,6 +261,7 @@ def _tiling(
     blocks: int,
     windows: bool = False,
     by_rows: bool = False,
+    at_once: bool = False,
 ) -> Tiling:
     """Tables for outputs that are sums over inputs at fixed offsets.
 
@@ -253,7 +270,7 @@ def _tiling(
     """
     outputs, inputs = channels
     across = size == out == stride == (1, 1) and reach == before == (0, 0)
-    half = across and blocks == TILE // 2
+    half = across and blocks == TILE // 2 and not at_once
     columns = grid[1] + reach[1]
     row_pitch = stride[1] * columns * LANES
     run = TILE if across else 4 if windows else _run(grid, reach)
@@ -272,7 +289,7 @@ def _tiling(
     for first in range(0, grid[0], rows):
         runs = tiles.add_band(classes, first, min(first + rows, grid[0]))
         bands.append((first * stride[0] - before[0], *runs, kept if first else 0, first * stride[0] % turns))
-    groups = _groups(inputs, len(to), outputs, reach, stride, run)
+    groups = 1 if at_once else _groups(inputs, len(to), outputs, reach, stride, run)
     starts, offsets, order = _weights(
         classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half, deep, turns
     )
@@ -284,7 +301,7 @@ def _tiling(
         "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES,
     }  # fmt: skip
     sizes = np.array([known[name] for name in SIZES], np.int64)
-    return Tiling(sizes, _table(bands, 5), *tiles.tables(), starts, offsets, order)
+    return Tiling(sizes, _table(bands, 5), *tiles.tables(), starts, offsets, order, len(to))
 
 
 def _run(grid: tuple[int, int], reach: tuple[int, int]) -> int:

@@ -18,16 +18,16 @@ from torch.autograd.function import once_differentiable
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse import training_kernels as kernels
 from driveprune.sparse.arena import Arena
-from driveprune.sparse.blocked import STREAM_BYTES, flat, follow, pack, pooled
+from driveprune.sparse.blocked import STREAM_BYTES, flat, follow, pack, pooled, shares
+from driveprune.sparse.both import TOTAL_VECTORS
 from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.ends import MOMENT_VECTORS
-from driveprune.sparse.kernels import CLIPPED, SCALED
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import empty
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
-from driveprune.sparse.tile import SPARE
-from driveprune.sparse.tiling import Ints, Tiling, backward, forward, ranges
+from driveprune.sparse.tiling import Ints, Tiling, both, forward, ranges
+from driveprune.sparse.vector import CLIPPED, SCALED
 
 PIECE = 20_000
 """Numbers that are worth being a piece of work of their own."""
@@ -230,6 +230,8 @@ class _Plan:
         self._sources: dict[str, Row] = {}
         self._only_for_layers = _only_for_layers(steps, outputs)
         self._wanted = wanted
+        self._makers = {step.output: step for step in steps}
+        self._first_uses = _first_uses(steps)
         for name, shape in inputs.items():
             self._new(name, shape)
         self.inputs = list(self._values.values())
@@ -238,7 +240,9 @@ class _Plan:
             raise UnknownStepError("a region without weights")
         self.outputs = [self._values[name] for name in outputs]
         self.forward.finish(self.saved, self.threads, self._length)
+        self._norms = {step.output: rows[1] for step, rows in zip(steps, turned, strict=True) if len(rows) > 1}
         self._gradients: dict[str, int] = {}
+        self._totals: dict[str, Row] = {}
         self._free: list[tuple[int, int]] = []
         self._open: list[tuple[Row, int, int]] = []
         self.given = []
@@ -437,7 +441,10 @@ class _Plan:
 
     def _turn_layer(self, step: Step, rows: list[Row], slope: int, size: int) -> None:
         assert isinstance(step.module, SparseLayer)
-        if len(rows) > 1:  # a bias before it has no gradient: the mean takes it away again
+        through: Row = {"through": -1}
+        if step.output in self._totals:
+            through = self._join_back(step, rows[1])
+        elif len(rows) > 1:  # a bias before it has no gradient: the mean takes it away again
             slope, size = self._turn_norm(step, rows[1], slope, size)
         elif rows[0]["relu"] or step.module.bias is not None:
             self._barrier()
@@ -449,9 +456,19 @@ class _Plan:
                 self._free.append((slope, size))
             slope = dy
         self._barrier()
-        if len(step.module.kernel.layer.places):
-            self._turn_weights(step, rows[0], slope)
-        self._free.append((slope, size))
+        if self._turns(step):
+            self._turn_both(step, {**rows[0], **through, "slope": slope})
+        elif len(step.module.kernel.layer.places):
+            self._turn_weights(step, {**rows[0], "slope": slope})
+        if step.output in self._totals:
+            self._pass_on(step, slope, size)
+        else:
+            self._free.append((slope, size))
+
+    def _turns(self, step: Step) -> bool:
+        """Whether both gradients of a step's layer are wanted, and found together."""
+        is_layer = isinstance(step.module, SparseLayer) and len(step.module.kernel.layer.places) > 0
+        return is_layer and self._is_needed(step.inputs[0])
 
     def _pass_on(self, step: Step, slope: int, size: int) -> None:
         """The gradient before a normalisation's ReLU is that of the other value in its sum, too, if there is one."""
@@ -480,36 +497,78 @@ class _Plan:
         in_place = step.relu and step.plus is not None
         return {"other": norm.get("output", norm["input"]), "plus": slope if in_place else -1}
 
-    def _turn_weights(self, step: Step, row: Row, slope: int) -> None:
-        """The gradients of a layer's weights and of its input, which do not wait for each other."""
+    def _join_back(self, step: Step, norm: Row) -> Row:
+        """What a normalisation whose totals are known makes of a gradient; the gradients of its parameters."""
+        self._barrier()
+        channels, totals = norm["channels"], self._totals[step.output]
+        through = self.slopes.add(2 * channels)
+        row = {**norm, **totals, "kind": kernels.JOIN_BACK, "through": through}
+        self.backward.add(row, channels, min(self.threads, totals["total_rows"] * channels * LANES // PIECE))
+        return {"through": through, "other": norm["input"], "moments": norm["moments"]}
+
+    def _totals_of(self, step: Step, jobs: int) -> Row:
+        """What to do with the gradient of a step's input on the way, if that is all of it and a normalisation's.
+
+        It goes back through the ReLU, and its totals are found, in so many rows.
+        """
+        name = step.inputs[0]
+        maker, norm = self._makers.get(name), self._norms.get(name)
+        is_all = self._first_uses[name] == step.output
+        if maker is None or norm is None or maker.halves or not is_all or not self._turns(maker):
+            return {"totals": -1}
+        place = self.slopes.take(jobs * norm["channels"] * TOTAL_VECTORS * LANES)
+        self._totals[name] = {"totals": place, "total_rows": jobs}
+        return {"totals": place, "clip": int(maker.relu), "before": norm["input"], "means": norm["moments"]}
+
+    def _turn_both(self, step: Step, row: Row) -> None:
+        """The gradients of a layer's weights and of its input."""
         assert isinstance(step.module, SparseLayer)
         kernel, name = step.module.kernel, step.inputs[0]
-        _, shape = self._values[name]
-        out = kernel.layer.size(shape[1], shape[2])
-        for first, jobs, tiling in kernel.pieces(forward, shape[1:], out, self.blocks):
-            pitch = -(-(len(tiling.slots) + SPARE) // LINE) * LINE
-            count = self.threads * pitch
-            sums = self.slopes.take(count)
-            places = {"slope": slope, "sums": sums, "sums_pitch": pitch, "first_block": first, "jobs": jobs}
-            sent = {**row, **places, **self.tables.row_with_slots(tiling)}
-            self.backward.add(sent | {"kind": kernels.WEIGHT_SUMS}, self.threads, self.threads)
-            self._open.append((sent | {"kind": kernels.WEIGHT_GRADIENT}, sums, count))
-        if not self._is_needed(name):
-            return
+        value, shape = self._values[name]
         before = self._gradients.get(name, -1)
-        place = self._take_gradient(name)
         whole_lines = kernel.layer.stride[1] == 1 or LANES % LINE == 0
-        stream = 4 * self._size(shape) > STREAM_BYTES and whole_lines
-        for first, jobs, tiling in kernel.pieces(backward, shape[1:], shape[1:], self.blocks):
-            parts = -(-self.threads // jobs)
-            sent = {
-                "kind": kernels.INPUT_GRADIENT, "input": slope, "output": place, "plus": before, "relu": 0,
-                "bias": NO_BIAS, "stream": int(stream), "first_block": first, "parts": parts,
-                **self.backward.gathered(row["weight"], tiling), **self.tables.row(tiling),
-            }  # fmt: skip
-            self.backward.add(sent, jobs * parts, jobs * parts)
+        pieces = kernel.pieces(both, shape[1:], shape[1:], self.blocks)
+        end = self._totals_of(step, sum(jobs for _, jobs, _ in pieces))
+        sent = {
+            **row, "kind": kernels.BOTH, "value": value, "output": self._take_gradient(name), "plus": before,
+            "stream": int(4 * self._size(shape) > STREAM_BYTES and whole_lines), **end,
+        }  # fmt: skip
+        for first, jobs, tiling in pieces:
+            parts, many = shares(self.threads, jobs)
+            values = self.backward.gathered(row["weight"], tiling)
+            places = {"first_block": first, "jobs": jobs, "parts": parts, **values}
+            self._add_sums({**sent, **places}, tiling, many)
+            if sent["totals"] >= 0:
+                sent["totals"] += jobs * shape[0] * TOTAL_VECTORS * LANES
         if before >= 0:
             self._free.append((before, self._size(shape)))
+
+    def _turn_weights(self, step: Step, row: Row) -> None:
+        """The gradients of a layer's weights."""
+        assert isinstance(step.module, SparseLayer)
+        kernel, (_, shape) = step.module.kernel, self._values[step.inputs[0]]
+        out = kernel.layer.size(shape[1], shape[2])
+        for first, jobs, tiling in kernel.pieces(forward, shape[1:], out, self.blocks):
+            places = {"kind": kernels.WEIGHT_SUMS, "first_block": first, "jobs": jobs}
+            self._add_sums({**row, **places}, tiling, self.threads)
+
+    def _add_sums(self, row: Row, tiling: Tiling, pieces: int) -> None:
+        """A step in pieces, each of which finds sums for the gradients of the kept weights; they are added later."""
+        pitch = tiling.sums
+        sums = self.slopes.take(pieces * pitch)
+        row = {
+            **row, "sums": sums, "sums_pitch": pitch, "pieces": pieces, **self.tables.row_with_slots(tiling)
+        }  # fmt: skip
+        self.backward.add(row, pieces, pieces)
+        self._open.append((row | {"kind": kernels.WEIGHT_GRADIENT}, sums, pieces * pitch))
+
+
+def _first_uses(steps: list[Step]) -> dict[str, str]:
+    """The output of the first step that needs a value: the last one to send a gradient back to it."""
+    found: dict[str, str] = {}
+    for step in reversed(steps):
+        found |= dict.fromkeys((*step.inputs, *([] if step.plus is None else [step.plus])), step.output)
+    return found
 
 
 def _only_for_layers(steps: list[Step], outputs: tuple[str, ...]) -> set[str]:

@@ -6,9 +6,11 @@ import numpy as np
 from numba import prange
 
 from driveprune.compiled import compiled
+from driveprune.sparse.both import TOTAL_VECTORS
+from driveprune.sparse.both_kernels import turn_blocks
 from driveprune.sparse.code import LANES
 from driveprune.sparse.ends import MOMENT_VECTORS
-from driveprune.sparse.kernels import correlate_blocks, sum_share
+from driveprune.sparse.kernels import as_it_is, before_normalisation, correlate_blocks, normalised, sum_share
 from driveprune.sparse.plane_kernels import (
     clip_channel_backward,
     join_moments,
@@ -20,15 +22,16 @@ from driveprune.sparse.plane_kernels import (
     normalise_channel_windows_backward,
     scale_channel,
     take_down,
+    take_gradients,
 )
 from driveprune.sparse.team import begin, report
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import copy_vector
 
 (
-    GATHER, LAYER, FILL, NORM, WINDOWS, MAX_POOL, MEAN, INPUT_GRADIENT, WEIGHT_SUMS, WEIGHT_GRADIENT, NORM_BACK,
-    WINDOWS_BACK, CLIP_BACK, MAX_POOL_BACK, MEAN_BACK, ZERO, JOIN,
-) = range(17)  # fmt: skip
+    GATHER, LAYER, FILL, NORM, WINDOWS, MAX_POOL, MEAN, BOTH, WEIGHT_SUMS, WEIGHT_GRADIENT, NORM_BACK,
+    WINDOWS_BACK, CLIP_BACK, MAX_POOL_BACK, MEAN_BACK, ZERO, JOIN, JOIN_BACK,
+) = range(18)  # fmt: skip
 
 FIELDS = {
     name: number
@@ -40,6 +43,7 @@ FIELDS = {
             "table", "bands", "bands_end", "runs", "runs_end", "tiles", "tiles_end", "starts", "starts_end",
             "offsets", "offsets_end", "slots", "slots_end", "sums_pitch",
             "known", "source", "normed", "normed_channels", "finds_moments", "moment_sums",
+            "pieces", "value", "clip", "totals", "total_rows", "before", "means", "through",
         )
     )
 }  # fmt: skip
@@ -49,6 +53,7 @@ FIELDS = {
     FIRST_BLOCK, JOBS, PARTS, SUMS, TABLE, BANDS, BANDS_END, RUNS, RUNS_END, TILES, TILES_END, STARTS, STARTS_END,
     OFFSETS, OFFSETS_END, SLOTS, SLOTS_END, SUMS_PITCH,
     KNOWN, SOURCE, NORMED, NORMED_CHANNELS, FINDS_MOMENTS, MOMENT_SUMS,
+    PIECES, VALUE, CLIP, TOTALS, TOTAL_ROWS, BEFORE, MEANS, THROUGH,
 ) = FIELDS.values()  # fmt: skip
 
 _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS = (
@@ -64,12 +69,12 @@ def _source(saved, step):
 
 
 @compiled()
-def _correlate(arena, saved, bias, step, tables, scratch, low_piece, high_piece):
-    """Pieces of a layer's output, or of the gradient of its input: some blocks, and a part of the outputs."""
+def _correlate(arena, bias, step, tables, scratch, low_piece, high_piece):
+    """Pieces of a layer's output: some blocks, and a part of the outputs."""
     all_sizes, all_bands, all_runs, all_inward, all_outward, all_counted, all_starts, all_offsets = tables
     sizes, tiles = all_sizes[step[TABLE]], slice(step[TILES], step[TILES_END])
     outputs, parts = sizes[_OUTPUTS], step[PARTS]
-    has_plus = step[PLUS] >= 0
+    kind, scales, shifts = _source(arena, step)
     for piece in range(low_piece, high_piece):
         job = piece // parts
         block = step[FIRST_BLOCK] + job * sizes[_BLOCKS]
@@ -77,14 +82,14 @@ def _correlate(arena, saved, bias, step, tables, scratch, low_piece, high_piece)
         place = step[MOMENT_SUMS] + job * outputs * MOMENT_VECTORS * LANES
         correlate_blocks(
             arena[step[INPUT] :], block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES,
-            arena[step[OUTPUT] :], block * outputs * sizes[_OUT_PLANE], arena[step[PLUS] if has_plus else 0 :],
+            arena[step[OUTPUT] :], block * outputs * sizes[_OUT_PLANE], arena,
             arena[step[VALUES] : step[VALUES_END]], bias, low, high, sizes,
             all_bands[step[BANDS] : step[BANDS_END]], all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles],
             all_outward[tiles], all_starts[step[STARTS] : step[STARTS_END]],
             all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
-            has_plus, step[RELU] != 0, step[STREAM] != 0,
+            False, step[RELU] != 0, step[STREAM] != 0,
             (0, step[BANDS_END] - step[BANDS]),
-            _source(saved, step),
+            normalised(kind, scales, shifts),
             (step[FINDS_MOMENTS] != 0, all_counted[tiles], arena, place),
         )  # fmt: skip
 
@@ -95,22 +100,73 @@ def _sum_weights(saved, slopes, step, tables, scratch, thread, threads):
     all_sizes, all_bands, all_runs, all_inward, all_outward, all_counted, all_starts, all_offsets = tables
     tiles, pitch = slice(step[TILES], step[TILES_END]), step[SUMS_PITCH]
     sums = slopes[step[SUMS] + thread * pitch : step[SUMS] + (thread + 1) * pitch]
+    kind, scales, shifts = _source(saved, step)
     sum_share(
         saved[step[INPUT] :], slopes[step[SLOPE] :], step[FIRST_BLOCK], step[JOBS], thread, threads,
         all_sizes[step[TABLE]], all_bands[step[BANDS] : step[BANDS_END]], all_runs[step[RUNS] : step[RUNS_END]],
         all_inward[tiles], all_outward[tiles], all_counted[tiles], all_starts[step[STARTS] : step[STARTS_END]],
-        all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch, sums, _source(saved, step),
+        all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch, sums, normalised(kind, scales, shifts),
     )  # fmt: skip
 
 
 @compiled()
-def _add_sums(slopes, gradients, step, all_slots, threads, low, high):
-    """The gradients of the kept weights `low` to `high`: all threads' sums, always in the same order."""
+def _turn(saved, slopes, step, tables, scratch, piece):
+    """A piece of the way back through a layer: both gradients of some blocks, or of a part of the inputs of one."""
+    all_sizes, all_bands, all_runs, all_inward, all_outward, all_counted, all_starts, all_offsets = tables
+    sizes, tiles, pitch = all_sizes[step[TABLE]], slice(step[TILES], step[TILES_END]), step[SUMS_PITCH]
+    outputs, parts, jobs, pieces = sizes[_OUTPUTS], step[PARTS], step[JOBS], step[PIECES]
+    low, high = piece % parts * outputs // parts, (piece % parts + 1) * outputs // parts
+    many = pieces // parts
+    sums = slopes[step[SUMS] + piece * pitch : step[SUMS] + (piece + 1) * pitch]
+    sums[:] = 0.0
+    has_plus, has_totals = step[PLUS] >= 0, step[TOTALS] >= 0
+    slope, y, n = slopes[step[SLOPE] :], saved[step[OTHER] :], sizes[_INPUTS]
+    source = as_it_is(slope)
+    if step[THROUGH] >= 0:
+        through, moments = slopes[step[THROUGH] :], saved[step[MOMENTS] :]
+        source = before_normalisation(moments[3 * n :], y, moments, through, through[n:])
+    for job in range(piece // parts * jobs // many, (piece // parts + 1) * jobs // many):
+        block = step[FIRST_BLOCK] + job * sizes[_BLOCKS]
+        is_last = block + sizes[_BLOCKS] == step[BLOCKS]
+        base = block * sizes[_INPUTS] * sizes[_HEIGHT] * sizes[_WIDTH] * LANES
+        totals = step[TOTALS] + job * outputs * TOTAL_VECTORS * LANES
+        turn_blocks(
+            slope, base, source, step[LAST] if is_last else LANES, saved[step[VALUE] :],
+            block * outputs * sizes[_OUT_PLANE], _source(saved, step), slopes[step[OUTPUT] :],
+            slopes[step[PLUS] if has_plus else 0 :], has_plus, step[STREAM] != 0,
+            slopes[step[VALUES] : step[VALUES_END]], low, high, sizes, all_bands[step[BANDS] : step[BANDS_END]],
+            all_runs[step[RUNS] : step[RUNS_END]], all_inward[tiles], all_outward[tiles], all_counted[tiles],
+            all_starts[step[STARTS] : step[STARTS_END]], all_offsets[step[OFFSETS] : step[OFFSETS_END]], scratch,
+            sums, (step[CLIP] != 0, has_totals, saved[step[BEFORE] :], saved[step[MEANS] :], slopes, totals),
+        )  # fmt: skip
+
+
+@compiled()
+def _join_back(saved, slopes, gradients, step, low, high):
+    """What goes back through the moments of channels `low` to `high`, from the totals found on the way."""
+    n, rows = step[CHANNELS], step[TOTAL_ROWS]
+    dweight, dbias = gradients[step[WEIGHT] :], gradients[step[BIAS] :]
+    firsts, seconds = slopes[step[THROUGH] :], slopes[step[THROUGH] + n :]
+    _, _, inverse, _, _ = _moments_of(saved, step)
+    count = ((step[BLOCKS] - 1) * LANES + step[LAST]) * step[HEIGHT] * step[WIDTH]
+    for c in range(low, high):
+        total, product = 0.0, 0.0
+        for row in range(rows):
+            begin = step[TOTALS] + (row * n + c) * TOTAL_VECTORS * LANES
+            for lane in range(begin, begin + LANES):
+                total += slopes[lane]
+                product += slopes[lane + LANES]
+        firsts[c], seconds[c] = take_gradients(c, total, product, inverse[c], count, dweight, dbias)
+
+
+@compiled()
+def _add_sums(slopes, gradients, step, all_slots, low, high):
+    """The gradients of the kept weights `low` to `high`: the sums of all pieces, always in the same order."""
     slots = all_slots[step[SLOTS] : step[SLOTS_END]]
     for j in range(low, high):
         total = np.float32(0.0)
-        for thread in range(threads):
-            total += slopes[step[SUMS] + thread * step[SUMS_PITCH] + slots[j]]
+        for piece in range(step[PIECES]):
+            total += slopes[step[SUMS] + piece * step[SUMS_PITCH] + slots[j]]
         gradients[step[WEIGHT] + j] += total
 
 
@@ -246,7 +302,7 @@ def forwards(saved, parameters, steps, eps, items, tables, gather, all_scratch, 
             for j in range(low, high):
                 saved[step[OUTPUT] + j] = parameters[gather[j]]
         elif step[KIND] == LAYER:
-            _correlate(saved, saved, parameters[step[BIAS] :], step, tables, scratch, low, high)
+            _correlate(saved, parameters[step[BIAS] :], step, tables, scratch, low, high)
         elif step[KIND] in (MAX_POOL, MEAN):
             _planes(saved, saved, step, scratch, low, high)
         else:
@@ -268,12 +324,15 @@ def backwards(
         if step[KIND] == GATHER:
             for j in range(low, high):
                 slopes[step[OUTPUT] + j] = parameters[gather[j]]
-        elif step[KIND] == INPUT_GRADIENT:
-            _correlate(slopes, saved, parameters[step[BIAS] :], step, tables, scratch, low, high)
+        elif step[KIND] == BOTH:
+            for piece in range(low, high):
+                _turn(saved, slopes, step, tables, scratch, piece)
+        elif step[KIND] == JOIN_BACK:
+            _join_back(saved, slopes, gradients, step, low, high)
         elif step[KIND] == WEIGHT_SUMS:
             _sum_weights(saved, slopes, step, tables, scratch, low, len(all_scratch))
         elif step[KIND] == WEIGHT_GRADIENT:
-            _add_sums(slopes, gradients, step, slots, len(all_scratch), low, high)
+            _add_sums(slopes, gradients, step, slots, low, high)
         elif step[KIND] in (MAX_POOL_BACK, MEAN_BACK, ZERO):
             _planes(saved, slopes, step, scratch, low, high)
         else:

@@ -10,6 +10,10 @@ from numba.extending import intrinsic
 
 from driveprune.sparse.code import I64, LANES, LINE, WAYS, Code
 
+COPIED, SCALED, CLIPPED, SLOPE = range(4)
+"""What is made of rows on the way to a layer's scratch: nothing; a normalisation, without a ReLU or with it; or, of a
+gradient after a normalisation, that before it."""
+
 
 @intrinsic
 def copy_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
@@ -78,6 +82,33 @@ def scale_row(
         def body(k: Any) -> None:
             value = code.fma(code.load(code.at(source, k)), scale, shift)
             code.store(builder.select(args[8], code.positive(value, value), value), code.at(target, k))
+
+        _each(code, args[4], code.at(source, args[5]), body)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def slope_row(
+    _: Any, target: Any, to: Any, source: Any, begin: Any, count: Any, ahead: Any, other: Any, scale: Any, mean: Any,
+    first: Any, second: Any,
+) -> Any:  # fmt: skip
+    """`copy_row` of scale · (source - first - (other - mean) · second): a gradient before a normalisation."""
+    int64, float32 = types.int64, types.float32
+    signature = types.void(target, int64, source, int64, int64, int64, other, float32, float32, float32, float32)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        target, source, other = code.at(code.data(0), args[1]), *(code.at(code.data(n), args[3]) for n in (2, 6))
+        scale, mean, first, second = map(code.splat, args[7:])
+        ahead = code.at(other, args[5])
+
+        def body(k: Any) -> None:
+            code.prefetch(code.at(ahead, k))
+            slope = builder.fsub(code.load(code.at(source, k)), first)
+            through = builder.fmul(builder.fsub(code.load(code.at(other, k)), mean), second)
+            code.store(builder.fmul(scale, builder.fsub(slope, through)), code.at(target, k))
 
         _each(code, args[4], code.at(source, args[5]), body)
         return context.get_dummy_value()
