@@ -43,14 +43,16 @@ def test_any_layer_with_what_follows(case, batch, norm, relu):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_flat_blocked_and_dense_agree(threads, monkeypatch):
+@pytest.mark.parametrize("part", [6, 20])  # each thread has a part of all channels, or some channels
+def test_flat_blocked_and_dense_agree(threads, part, monkeypatch):
     torch.set_num_threads(threads)
     monkeypatch.setattr(flat, "TEAM_WORK", 0)
     monkeypatch.setattr(flat, "ITEM_WORK", 1)
+    monkeypatch.setattr(flat, "LEAST_PART", part)
     net = spoken(Residual().eval())
     mask = {name: floats(*p.shape) > 1 for name, p in net.named_parameters() if p.dim() > 1}
-    sparse = dp.sparsify(net, mask, floats(1, 3, 9, 11), layers="sparse")
-    x = floats(FEW + 1, 3, 9, 11)
+    sparse = dp.sparsify(net, mask, floats(1, 3, 17, 19), layers="sparse")
+    x = floats(FEW + 1, 3, 17, 19)
     expected = masked(net, mask).double()(x.double())
     with torch.no_grad():
         assert_near(sparse(x), expected)
@@ -137,10 +139,23 @@ def test_nothing_is_read_behind_the_end():
     sparse = dp.sparsify(net, {"0.weight": torch.ones(1, 1, 1, 3) > 0}, floats(1, 1, 1, 401), layers="sparse")
     assert_near(one_by_one(sparse, floats(1, 1, 1, 401)), net.double()(floats(1, 1, 1, 401).double()))
     (region,) = sparse.regions["region_0"]._known.values()
-    steps, _, _, offsets, _ = region._tables
+    steps, _, _, _, offsets, _ = region._tables
     layer = next(step for step in steps if step[flat_kernels.KIND] == flat_kernels.LAYER)
     last = layer[flat_kernels.INPUT] + offsets.max() + layer[flat_kernels.VECTORS] * LANES
     assert last <= region._size
+
+
+def test_layers_of_the_same_stride_have_their_input_sorted_once():
+    net = spoken(Residual().eval())
+    mask = {name: floats(*p.shape) > 0 for name, p in net.named_parameters() if p.dim() > 1}
+    sparse = dp.sparsify(net, mask, floats(1, 3, 9, 11), layers="sparse")
+    one_by_one(sparse, floats(1, 3, 9, 11))
+    kinds = [
+        region._tables[0][:, flat_kernels.KIND].tolist()
+        for each in sparse.regions.values()
+        for region in each._known.values()
+    ]
+    assert sum(each.count(flat_kernels.SPREAD) for each in kinds) == 1  # for 3×3 and for 1×1
 
 
 def test_offsets_that_would_be_too_long(monkeypatch):

@@ -36,7 +36,7 @@ from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.line import ways
 from driveprune.sparse.memory import Floats
 from driveprune.sparse.step import Step, UnknownStepError
-from driveprune.sparse.team import COUNTERS
+from driveprune.sparse.team import counters_for
 from driveprune.sparse.tiling import Ints, Layer
 
 ROOM = 16 * LANES
@@ -47,6 +47,13 @@ LARGEST = 2**31 - 1
 
 ITEM_WORK = 1_000
 """Vector operations that are worth being a piece of work of their own: about half a microsecond."""
+
+PIECES = 4
+"""Pieces that a thread's work in a step is divided into, so that another one can help."""
+
+LEAST_PART = 20
+"""So many vectors of a line of pixels are worth being a thread's part of it: at least six, as fewer sums would take
+several weights at once."""
 
 TEAM_WORK = 200_000
 """Vector operations of a region that are worth the waking of other threads."""
@@ -90,13 +97,38 @@ class _Pitch:
         return self._last()._least
 
 
+@dataclass(frozen=True)
+class _Sorting:
+    """How the pixels of planes are sorted: by the remainders of a stride, so many of them, from a border on."""
+
+    stride: tuple[int, int]
+    kinds: tuple[int, int]
+    border: tuple[int, int]
+
+    def taps(self, layer: Layer) -> tuple[Ints, Ints]:
+        """Which row, and which column, of those that are sorted each row and column of a kernel begins with."""
+        sizes = zip(layer.kernel, layer.dilation, layer.padding, self.border, strict=True)
+        rows, columns = (np.arange(kernel) * gap - pad + border for kernel, gap, pad, border in sizes)
+        return rows, columns
+
+    def serves(self, layer: Layer, has: tuple[int, int], wanted: tuple[int, int]) -> bool:
+        """Whether a layer finds all that it reads for an output of a size, if each kind is so large."""
+        both = zip(self.taps(layer), self.stride, self.kinds, has, wanted, strict=True)
+        return layer.stride == self.stride and all(
+            taps.min() >= 0 and (taps % stride).max() < kinds and (taps // stride).max() + count <= size
+            for taps, stride, kinds, size, count in both
+        )
+
+
 class _Value:
     """Planes of (height + 2 · border) rows."""
 
-    def __init__(self, shape: tuple[int, int, int], *, narrow: bool = False, is_sorted: bool = False) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], *, narrow: bool = False, sorting: _Sorting | None = None
+    ) -> None:  # fmt: skip
         self.shape, self.border = shape, 0
-        self.narrow, self.is_sorted = narrow, is_sorted
-        """Planes of one number, side by side; sorted by the remainders of a layer's stride, border and all."""
+        self.narrow, self.sorting = narrow, sorting
+        """Planes of one number, side by side; sorted for a layer's stride, border and all."""
         self.pitch = _Pitch(shape[2])
         self.start = self.plane = 0
         """Where the first pixel is in the arena, and how far the next plane's is; once it is laid out."""
@@ -123,8 +155,8 @@ class _Value:
         return _rounded(place + channels * self.plane, 16)
 
     def strided(self, arena: Tensor) -> Tensor:
-        """Its pixels in the arena."""
-        return arena.as_strided(self.shape, (self.plane, self.pitch.length, 1), self.start)
+        """Its pixels in the arena, as a batch of one image."""
+        return arena.as_strided((1, *self.shape), (0, self.plane, self.pitch.length, 1), self.start)
 
 
 def _rounded(count: int, unit: int = LANES) -> int:
@@ -179,7 +211,7 @@ class FlatRegion:
         self._free: list[_Memory] = []
 
     def __call__(self, *images: Tensor) -> list[Tensor]:
-        """The outputs for inputs of one image each, without the dimension of the batch."""
+        """The outputs for batches of one image each, with four dimensions."""
         self._weights.refresh()
         try:
             memory = self._free.pop()
@@ -188,14 +220,13 @@ class FlatRegion:
         for place, image in zip(memory.inputs, images, strict=True):
             place.copy_(image.view(place.shape))
         memory.counters[:] = 0
-        steps, items, jobs, offsets, masks = self._tables
-        values, bias = self._weights.values, self._weights.bias
-        given = memory.arena, steps, items, jobs, offsets, values, bias, masks, memory.counters
+        weights = self._weights.values, self._weights.bias
+        given = memory.arena, *self._tables, weights, memory.counters, self._threads
         if self._together:
             use_threads()
-            work_together(*given, self._threads)  # type: ignore[no-untyped-call]
+            work_together(*given)  # type: ignore[no-untyped-call]
         else:
-            work(*given)  # type: ignore[no-untyped-call]
+            work(*given, 0)  # type: ignore[no-untyped-call,call-arg]
         found = [place.clone(memory_format=torch.contiguous_format) for place in memory.outputs]
         self._free.append(memory)
         return found
@@ -204,7 +235,8 @@ class FlatRegion:
     def _memory(self) -> _Memory:
         arena = torch.zeros(self._size, dtype=torch.float32)
         inputs, outputs = ([each.strided(arena) for each in some] for some in (self._inputs, self._outputs))
-        return _Memory(arena.numpy(), np.zeros(COUNTERS, np.int64), inputs, outputs)
+        counters = np.zeros(counters_for(len(self._tables[1]) - 1), np.int64)
+        return _Memory(arena.numpy(), counters, inputs, outputs)
 
 
 class _Plan:
@@ -213,6 +245,8 @@ class _Plan:
     def __init__(self, inputs: dict[str, tuple[int, int, int]]) -> None:
         self.values = {name: _Value(shape, narrow=shape[1:] == (1, 1)) for name, shape in inputs.items()}
         self._all = list(self.values.values())
+        self._sorted: dict[_Value, list[tuple[_Value, _Sorting]]] = {}
+        """What there is of each value, sorted for the strides of layers."""
         self.work: list[_Work] = []
 
     def lay_out(self) -> int:
@@ -250,8 +284,10 @@ class _Plan:
             case _:
                 raise UnknownStepError(step.kind)
 
-    def _new(self, shape: tuple[int, int, int], *, narrow: bool = False, is_sorted: bool = False) -> _Value:
-        self._all.append(_Value(shape, narrow=narrow, is_sorted=is_sorted))
+    def _new(
+        self, shape: tuple[int, int, int], *, narrow: bool = False, sorting: _Sorting | None = None
+    ) -> _Value:  # fmt: skip
+        self._all.append(_Value(shape, narrow=narrow, sorting=sorting))
         return self._all[-1]
 
     def _simple(
@@ -336,19 +372,29 @@ class _Plan:
             x.need(max(layer.padding))
             x.pitch.join(out.pitch)
             return x
+        known = self._sorted.setdefault(x, [])
+        found = next((each for each, how in known if how.serves(layer, each.shape[1:], out.shape[1:])), None)
+        if found is None:
+            found, how = self._sort(layer, x, out)
+            known.append((found, how))
+        found.pitch.join(out.pitch)
+        return found
+
+    def _sort(self, layer: Layer, x: _Value, out: _Value) -> tuple[_Value, _Sorting]:
+        """The input of a layer, sorted by the remainders of its stride; and how."""
         (sr, sc), (_, rows, columns) = layer.stride, out.shape
         reach = [
             (k - 1) * gap // step for k, gap, step in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
         ]
         deep, kinds = rows + reach[0], _remainders(layer)
-        sorted_ = self._new((x.shape[0] * kinds[0] * kinds[1], deep, columns + reach[1]), is_sorted=True)
-        sorted_.pitch.join(out.pitch)
+        sorting = _Sorting(layer.stride, kinds, layer.padding)
+        sorted_ = self._new((x.shape[0] * kinds[0] * kinds[1], deep, columns + reach[1]), sorting=sorting)
         numbers = {
             "row_stride": sr, "column_stride": sc, "top": layer.padding[0], "left": layer.padding[1], "deep": deep,
             "columns": columns + reach[1], "row_kinds": kinds[0], "column_kinds": kinds[1],
         }  # fmt: skip
         self.work.append(_Work(SPREAD, x, sorted_, channels=x.shape[0], numbers=numbers))
-        return sorted_
+        return sorted_, sorting
 
 
 def _keeps_size(layer: Layer) -> bool:
@@ -376,6 +422,7 @@ class _Tables:
         self._threads = count
         self._rows: list[dict[str, int]] = []
         self._items: list[tuple[int, ...]] = []
+        self._queues = [0]
         self._jobs: list[Ints] = []
         self._offsets: list[Ints] = []
         self._masks: list[np.ndarray[Any, Any]] = []
@@ -387,10 +434,11 @@ class _Tables:
         """Vector operations of all steps."""
 
     def arrays(self) -> tuple[Any, ...]:
-        """Steps, items, jobs, offsets and masks."""
+        """Steps, queues, items, jobs, offsets and masks."""
         steps = [[row.get(name, 0) for name in FIELDS] for row in self._rows]
         return (
             np.array(steps, np.int64).reshape(-1, len(FIELDS)),
+            np.array(self._queues, np.int64),
             np.array(self._items, np.int64).reshape(-1, 4),
             np.concatenate([*self._jobs, np.zeros((1, 5), np.int64)]),
             np.concatenate([*self._offsets, np.zeros(1, np.int64)]).astype(np.int32),
@@ -416,16 +464,25 @@ class _Tables:
             row |= {"bias": self.bias_count, "scale": self.bias_count + each.channels}
             self._fold(each.folded, np.zeros(0, np.int64), 0, 2 * each.channels)
         self._rows.append(row)
-        self._share_out(costs)
+        self._share_out(costs, row.get("vectors", 1))
 
-    def _share_out(self, costs: Ints) -> None:
-        """Divide a step into pieces of about the same work."""
-        total, before = int(costs.sum()), len(self._items)
-        pieces = min(4 * self._threads, total // ITEM_WORK, len(costs))
-        pieces = max(1, pieces - pieces % self._threads)  # as many for each thread
+    def _share_out(self, costs: Ints, vectors: int) -> None:
+        """Divide a step into pieces of about the same work, in a queue for each thread.
+
+        Of a large image, a thread has a part in all channels, most of which it made itself in the step before.
+        """
+        total, count = int(costs.sum()), self._threads
+        parts = count if vectors >= LEAST_PART * count else 1
+        pieces = min(PIECES * count // parts, total // ITEM_WORK // parts, len(costs))
+        pieces = max(1, pieces - pieces % (count // parts))  # as many for each thread
         bounds = np.searchsorted(np.cumsum(costs), np.arange(1, pieces) * total / pieces)
-        ends = [0, *bounds.tolist(), len(costs)]
-        self._items += [(len(self._rows) - 1, low, high, before) for low, high in pairwise(ends)]
+        ranges = list(pairwise([0, *bounds.tolist(), len(costs)]))
+        for queue in range(count):
+            part = queue * parts // count
+            first, end = part * vectors // parts, (part + 1) * vectors // parts
+            mine = ranges if parts > 1 else ranges[queue * pieces // count : (queue + 1) * pieces // count]
+            self._items += [(low, high, first, end) for low, high in mine]
+            self._queues.append(len(self._items))
         self.work += total
 
     def _add_layer(self, each: _Work, row: dict[str, int]) -> Ints:
@@ -469,12 +526,13 @@ class _Tables:
 def _offsets(layer: Layer, x: _Value) -> Ints:
     """How far from an output pixel's place in the line each weight's input is."""
     _, c, i, j = layer.places.T
-    y, z = i * layer.dilation[0], j * layer.dilation[1]
-    pitch = x.pitch.length
-    if not x.is_sorted:
-        found = c * x.plane + (y - layer.padding[0]) * pitch + z - layer.padding[1]
+    pitch, sorting = x.pitch.length, x.sorting
+    if sorting is None:
+        y, z = i * layer.dilation[0] - layer.padding[0], j * layer.dilation[1] - layer.padding[1]
+        found = c * x.plane + y * pitch + z
     else:
-        (sr, sc), kinds = layer.stride, _remainders(layer)
+        (sr, sc), kinds, (rows, columns) = sorting.stride, sorting.kinds, sorting.taps(layer)
+        y, z = rows[i], columns[j]
         found = ((c * kinds[0] + y % sr) * kinds[1] + z % sc) * x.plane + y // sr * pitch + z // sc
     return np.asarray(found, np.int64)
 

@@ -9,7 +9,7 @@ from numba import prange
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
-from driveprune.sparse.team import begin, report
+from driveprune.sparse.team import report, take_from, wait
 from driveprune.sparse.vector import make_deal, make_halve
 
 SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
@@ -82,9 +82,9 @@ def _pair(size, arena, source, weights, targets, masks, place, biases, flags):
 
 
 @compiled()
-def _layer(arena, step, jobs, low, high, offsets, values, bias, masks):
-    """Jobs `low` to `high` of a layer: one or two outputs each, along the whole line of their pixels."""
-    has_plus, relu, vectors = step[PLUS] >= 0, step[RELU] != 0, step[VECTORS]
+def _layer(arena, step, jobs, low, high, part, offsets, values, bias, masks):
+    """Jobs `low` to `high` of a layer: one or two outputs each, along a part (first, end) of their vectors."""
+    has_plus, relu, vectors = step[PLUS] >= 0, step[RELU] != 0, part[1] - part[0]
     for number in range(low, high):
         job = jobs[step[JOBS] + number]
         first, second, begin, end, at = job[0], job[1], job[2], job[3], job[4]
@@ -93,8 +93,8 @@ def _layer(arena, step, jobs, low, high, offsets, values, bias, masks):
         biases = bias[step[BIAS] + first], bias[step[BIAS] + last]
         stretches = (vectors + most - 1) // most
         for stretch in range(stretches):
-            here = stretch * vectors // stretches
-            size = (stretch + 1) * vectors // stretches - here
+            here = part[0] + stretch * vectors // stretches
+            size = part[0] + (stretch + 1) * vectors // stretches - here
             k = here * LANES
             targets = (
                 step[OUTPUT] + first * step[OUT_PLANE] + k, step[OUTPUT] + last * step[OUT_PLANE] + k,
@@ -274,33 +274,45 @@ def _add(arena, step, zero, low, high):
 
 
 @compiled()
-def work(arena, steps, items, jobs, offsets, values, bias, masks, counters):
-    """Take pieces of work, rows (step, low, high, what must be done before), until there are none."""
+def _piece(arena, step, item, jobs, offsets, masks, weights):
+    """A piece of a step, a row (low, high, first, end): some jobs or channels, and some vectors of a layer's."""
     zero = np.float32(0.0)
-    number = begin(items, counters)
-    while number < len(items):
-        item = items[number]
-        step, low, high = steps[item[0]], item[1], item[2]
-        if step[KIND] == LAYER:
-            _layer(arena, step, jobs, low, high, offsets, values, bias, masks)
-        elif step[KIND] == SPREAD:
-            _spread(arena, step, low, high)
-        elif step[KIND] == LINEAR:
-            _linear(arena, step, zero, jobs, low, high, offsets, values, bias)
-        elif step[KIND] == AFFINE:
-            _affine(arena, step, zero, bias, low, high)
-        elif step[KIND] == MAX_POOL:
-            _max_pool(arena, step, low, high)
-        elif step[KIND] == MEAN:
-            _mean(arena, step, zero, low, high)
-        else:
-            _add(arena, step, zero, low, high)
-        report(counters)
-        number = begin(items, counters)
+    values, bias = weights
+    low, high = item[0], item[1]
+    if step[KIND] == LAYER:
+        _layer(arena, step, jobs, low, high, (item[2], item[3]), offsets, values, bias, masks)
+    elif step[KIND] == SPREAD:
+        _spread(arena, step, low, high)
+    elif step[KIND] == LINEAR:
+        _linear(arena, step, zero, jobs, low, high, offsets, values, bias)
+    elif step[KIND] == AFFINE:
+        _affine(arena, step, zero, bias, low, high)
+    elif step[KIND] == MAX_POOL:
+        _max_pool(arena, step, low, high)
+    elif step[KIND] == MEAN:
+        _mean(arena, step, zero, low, high)
+    else:
+        _add(arena, step, zero, low, high)
+
+
+@compiled()
+def work(arena, steps, queues, items, jobs, offsets, masks, weights, counters, threads, thread):
+    """All steps, each when the one before is done: a thread's own pieces of it, then those that others have left."""
+    for number in range(len(steps)):
+        for turn in range(threads):
+            queue = number * threads + (thread + turn) % threads
+            item = queues[queue] + take_from(counters, queue)
+            while item < queues[queue + 1]:
+                wait(counters, queues[number * threads])
+                _piece(arena, steps[number], items[item], jobs, offsets, masks, weights)
+                report(counters)
+                item = queues[queue] + take_from(counters, queue)
+    if thread == 0:
+        wait(counters, queues[len(steps) * threads])
 
 
 @compiled(parallel=True)
-def work_together(arena, steps, items, jobs, offsets, values, bias, masks, counters, count):
+def work_together(arena, steps, queues, items, jobs, offsets, masks, weights, counters, threads):
     """The same by several threads."""
-    for _ in prange(count):
-        work(arena, steps, items, jobs, offsets, values, bias, masks, counters)
+    for thread in prange(threads):
+        work(arena, steps, queues, items, jobs, offsets, masks, weights, counters, threads, thread)

@@ -322,8 +322,10 @@ class Region:
         key = (*shapes, threads(), max(count, FEW))  # few images are done one by one
         region = self._kept(key, lambda: self._made(dict(zip(self.inputs, shapes, strict=True)), count))
         if isinstance(region, FlatRegion):
-            images = [region(*(tensor[number] for tensor in tensors)) for number in range(count)]
-            return [each[0][None] if count == 1 else torch.stack(each) for each in zip(*images, strict=True)]
+            if count == 1:
+                return region(*tensors)
+            images = [region(*(tensor[number : number + 1] for tensor in tensors)) for number in range(count)]
+            return [torch.cat(each) for each in zip(*images, strict=True)]
         return None if region is None else region(*tensors)
 
     def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:

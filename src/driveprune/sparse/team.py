@@ -18,6 +18,9 @@ from numba.extending import intrinsic
 TAKEN, DONE, COUNTERS = 0, 8, 16
 """Where the counters of a team are in their array: how many pieces were taken, and done."""
 
+APART = 8
+"""Distance of the counters of queues, which follow: each is in a line of the cache of its own."""
+
 PATIENCE = 2_000
 """How often to look before letting others have the processor."""
 
@@ -40,6 +43,17 @@ def take(_: Any, counters: Any) -> Any:
         return builder.atomic_rmw("add", _counter(context, builder, signature, args, TAKEN), _I64(1), "acq_rel")
 
     return signature, codegen
+
+
+@numba.njit(inline="always")
+def take_from(counters: Any, queue: int) -> Any:
+    """How many pieces of a queue were taken before: the number of the next one, which nobody else gets."""
+    return take(counters[COUNTERS + APART * queue :])  # type: ignore[call-arg]
+
+
+def counters_for(queues: int) -> int:
+    """The length of an array of counters for so many queues."""
+    return COUNTERS + APART * queues
 
 
 @intrinsic
