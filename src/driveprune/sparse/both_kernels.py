@@ -12,7 +12,7 @@ from driveprune.sparse.code import LANES
 from driveprune.sparse.kernels import ahead_of, as_it_is, bounds_of, copy_band, look_ahead, look_ahead_tile
 from driveprune.sparse.tile import TILE
 from driveprune.sparse.tiling import SIZES
-from driveprune.sparse.vector import COPIED, SLOPE
+from driveprune.sparse.vector import COPIED, SLOPE, prefetch_lines
 
 _INPUTS, _HEIGHT, _WIDTH, _OUTPUTS, _OUT_PLANE, _BLOCKS, _ROWS, _COLUMNS, _STEP = (
     SIZES[name]
@@ -48,6 +48,17 @@ def _both(kind, slope, weights, around, table, place, out, base, step, plus, has
             slope, offsets, values, around, inward, outward, counted, place, out, base, step, plus, has_plus, stream,
             x, source, sums, end,
         )  # fmt: skip
+
+
+@numba.njit(inline="always")
+def _look_ahead_tile(array, base, tile, kind, step):
+    """Have a plane's part of the next tile in the cache when it is needed."""
+    if step == LANES:
+        look_ahead_tile(array, base, tile, kind)
+    else:
+        for stretch in range(1 << kind):
+            for place in range(TILE >> kind):
+                prefetch_lines(array, base + tile[stretch] + place * step, 1)
 
 
 @compiled()
@@ -96,11 +107,11 @@ def turn_blocks(
                     look_ahead(slope, soon, lines, sizes, c - low, high - low)
                     if source[0] == SLOPE:
                         look_ahead(source[3], soon, lines, sizes, c - low, high - low)
-                    look_ahead_tile(x, base, next_tile, kind)
+                    _look_ahead_tile(x, base, next_tile, kind, step)
                     if has_plus:
-                        look_ahead_tile(plus, base, next_tile, kind)
+                        _look_ahead_tile(plus, base, next_tile, kind, step)
                     if has_totals and not is_made:
-                        look_ahead_tile(before, base, next_tile, kind)
+                        _look_ahead_tile(before, base, next_tile, kind, step)
                     scale, shift = (scales[c], shifts[c]) if is_made else (zero, zero)
                     mean, place = means[c] if has_totals else zero, at + c * TOTAL_VECTORS * LANES
                     _both(
