@@ -136,6 +136,20 @@ def test_values_that_only_layers_need_are_not_written():
     assert normalising("residual") == (8, 5)  # those that are added to something, or to which something is added
 
 
+def test_gradients_go_back_through_normalisations_on_the_way():
+    def going_back(name):
+        *_, net = sparse_of(name, 0.5)
+        net(floats(20, 3, 8, 8)).sum().backward()
+        (region,) = _courses(net)
+        kinds = region._backward[0][:, kernels.KIND].tolist()
+        return [kinds.count(each) for each in (kernels.JOIN_BACK, kernels.NORM_BACK, kernels.WEIGHT_SUMS)]
+
+    # In a pass of their own: that of the first layer, whose input needs no gradient, and that before the flattening
+    assert going_back("normalised on the way") == [3, 2, 1]
+    # That of the first layer, that before the mean, and that of a layer around two others, which a sum takes as it is
+    assert going_back("residual") == [5, 3, 1]
+
+
 def test_a_mean_that_is_large_beside_the_deviation():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 2, 1, bias=True), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 1, 3))
