@@ -216,15 +216,16 @@ class _Convolve(Function):
         slope, dbias = slope.contiguous(), None
         if ctx.relu or (ctx.has_bias and ctx.needs_input_grad[2]):
             slope, dbias = _clip_backward(slope, out)
-        dx = others if ctx.needs_input_grad[0] else None
+        needs_x, needs_values, needs_bias = ctx.needs_input_grad[:3]
+        dx, dvalues = others if needs_x else None, None
         plus = None if others is None else others.contiguous()
-        if all(ctx.needs_input_grad[:2]) and len(values):
+        if needs_x and needs_values and len(values):
             dx, dvalues = ctx.kernel.both_gradients(x, slope, values, plus=plus)
-            return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None
-        if ctx.needs_input_grad[0] and (len(values) or others is None):
+        elif needs_x and (len(values) or others is None):
             dx = ctx.kernel.input_gradient(slope, values, (x.shape[2], x.shape[3]), plus=plus)
-        dvalues = ctx.kernel.weight_gradient(x, slope) if ctx.needs_input_grad[1] else None
-        return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None
+        if needs_values and dvalues is None:
+            dvalues = ctx.kernel.weight_gradient(x, slope)
+        return dx, dvalues, dbias if needs_bias else None, None, None
 
 
 def _clip_backward(slope: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
