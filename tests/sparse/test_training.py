@@ -33,6 +33,17 @@ class Block(nn.Module):
         return self.last(self.second(torch.relu(self.first(x))) + self.around(x))
 
 
+class Around(nn.Module):
+    """One layer and a way around it."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels))
+
+    def forward(self, x):
+        return torch.relu(self.inside(x) + x)
+
+
 def layer(inputs, outputs, *after, size=3, stride=1):
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(), *after
@@ -46,6 +57,9 @@ NETS = {
     "residual": lambda: nn.Sequential(
         layer(3, 8), Block(8, 8), Block(8, 12, 2), Block(12, 12, clipped=False), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(12, 5),
+    ),
+    "around one layer": lambda: nn.Sequential(
+        layer(3, 8), Around(8), Around(8), layer(8, 4), nn.Flatten(), nn.Linear(256, 5)
     ),
     "normalised on the way": lambda: nn.Sequential(
         layer(3, 8), layer(8, 9, stride=2), nn.Conv2d(9, 7, 3, padding=1), nn.BatchNorm2d(7), nn.Conv2d(7, 6, 1),

@@ -456,14 +456,14 @@ class _Plan:
                 self._free.append((slope, size))
             slope = dy
         self._barrier()
-        if self._turns(step):
-            self._turn_both(step, {**rows[0], **through, "slope": slope})
-        elif len(step.module.kernel.layer.places):
-            self._turn_weights(step, {**rows[0], "slope": slope})
         if step.output in self._totals:
             self._pass_on(step, slope, size)
         else:
             self._free.append((slope, size))
+        if self._turns(step):
+            self._turn_both(step, {**rows[0], **through, "slope": slope})
+        elif len(step.module.kernel.layer.places):
+            self._turn_weights(step, {**rows[0], "slope": slope})
 
     def _turns(self, step: Step) -> bool:
         """Whether both gradients of a step's layer are wanted, and found together."""
