@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import driveprune as dp
-from driveprune.sparse import batch
+from driveprune.sparse import batch, wide
 from driveprune.sparse.batch_kernels import FIELDS, PAIR
 from driveprune.sparse.code import LANES
 from driveprune.sparse.pair_kernels import row_of
@@ -147,7 +147,8 @@ class Chain(nn.Module):
 
 
 @pytest.mark.parametrize("count", [FEW + 1, 2 * LANES, 5 * LANES])
-def test_longer_chains(count):
+def test_longer_chains(count, monkeypatch):
+    monkeypatch.setattr(wide, "LEAST_LAYERS", 99)  # all of them side by side
     torch.set_num_threads(1)
     net = spoken(Chain().eval())
     check(net, random_mask(net, 0.5), floats(count, 3, 16, 16), 2)

@@ -58,6 +58,20 @@ def test_numbers_are_dealt_in_turn(count):
     assert np.array_equal(target, expected)
 
 
+def test_a_square_of_vectors_is_turned():
+    @numba.njit
+    def call(target, to, source, begin, apart):
+        vector.transpose(target, to, source, begin, apart)
+
+    apart = LANES + 3
+    source, target = halves(5 + LANES * apart, 1), halves(LANES * LANES + 9, 2)
+    expected = target.copy()
+    rows = source[5:].reshape(LANES, apart)[:, :LANES]
+    expected[4 : 4 + LANES * LANES] = rows.T.reshape(-1)
+    call(target, 4, source, 5, apart)
+    assert np.array_equal(target, expected)
+
+
 def test_copies_zeros_and_the_larger():
     @numba.njit
     def call(target, source):

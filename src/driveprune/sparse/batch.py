@@ -5,6 +5,7 @@ Values are blocked tensors in one piece of memory, which is used again when nobo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,19 @@ from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
 from driveprune.sparse.arena import Arena
-from driveprune.sparse.batch_kernels import AFFINE, COPY, FIELDS, LAYER, MAX_POOL, MEAN, PAIR, work, work_together
+from driveprune.sparse.batch_kernels import (
+    AFFINE,
+    BY_ROWS,
+    COPY,
+    FIELDS,
+    LAYER,
+    MAX_POOL,
+    MEAN,
+    PACK,
+    PAIR,
+    work,
+    work_together,
+)
 from driveprune.sparse.blocked import HALVES, STREAM_BYTES, pooled
 from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.folded import Folded, Weights
@@ -23,6 +36,7 @@ from driveprune.sparse.pairs import fit, follower, kernel_of, pair, pay
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import COUNTERS
 from driveprune.sparse.tiling import Ints, Tiling, can_halve, forward, halved, ranges
+from driveprune.sparse.wide import Wide, nothing
 
 PIECE = 50_000
 """Numbers that are worth being a piece of work of their own, in steps that only move them."""
@@ -63,16 +77,23 @@ images fill a tile."""
 
 
 class BatchRegion:
-    """A region for so many images of a size: in parts for which each thread works alone, and a rest done together."""
+    """A region for so many images of a size: in parts for which each thread works alone, and a rest done together.
 
-    def __init__(self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int) -> None:
+    If the first steps are done image by image, `wide`, the others begin with its output.
+    """
+
+    def __init__(
+        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int,
+        wide: Wide | None = None,
+    ) -> None:  # fmt: skip
         team = threads()
-        alone = BLOCKS * LANES * team
+        blocks = BLOCKS if wide is None else max(1, min(BLOCKS, count // (LANES * team)))
+        alone = blocks * LANES * team
         whole, rest = divmod(count, alone) if team > 1 else (0, count)
-        self._parts = [_Part(steps, inputs, outputs, alone, team)] * whole if whole else []
+        self._parts = [_Part(steps, inputs, outputs, alone, team, wide)] * whole if whole else []
         if rest:
             crews = team if rest > alone - LANES else 1  # if all blocks are needed
-            self._parts.append(_Part(steps, inputs, outputs, rest, crews))
+            self._parts.append(_Part(steps, inputs, outputs, rest, crews, wide))
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         """The outputs for the inputs, with four dimensions."""
@@ -93,6 +114,8 @@ class _Memory:
     counters: Ints
     inputs: list[Tensor]
     outputs: list[Tensor]
+    wide: tuple[Floats, Floats]
+    """Arenas for first steps, and what these leave."""
 
 
 class _Part:
@@ -102,11 +125,12 @@ class _Part:
     """
 
     def __init__(
-        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int, crews: int
-    ) -> None:
-        self.count, self._crews, self._threads = count, crews, threads()
+        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], count: int, crews: int,
+        wide: Wide | None,
+    ) -> None:  # fmt: skip
+        self.count, self._crews, self._threads, self._wide = count, crews, threads(), wide
         self._blocks = -(-count // (LANES * crews))
-        tables = _Tables(steps, inputs, outputs, self._blocks, self._threads // crews)
+        tables = _Tables(steps, inputs, outputs, self._blocks, self._threads // crews, by_rows=wide is not None)
         self._inputs, self._outputs = tables.inputs, [tables.values[name] for name in outputs]
         self._size, self._scratch = tables.size, tables.scratch
         self._weights = tables.weights()
@@ -119,11 +143,16 @@ class _Part:
             memory = self._free.pop()
         except IndexError:  # all are in use, by other threads
             memory = self._memory()
-        for place, tensor in zip(memory.inputs, tensors, strict=True):
-            place.copy_(self._filled(tensor).view(place.shape))
+        if self._wide is None:
+            wide = nothing()
+            for place, tensor in zip(memory.inputs, tensors, strict=True):
+                place.copy_(self._filled(tensor).view(place.shape))
+        else:
+            self._wide.refresh()
+            wide = self._wide.given(*memory.wide, *tensors)
         memory.counters[:] = 0
         weights = self._offsets, self._weights.values, self._weights.bias
-        given = memory.arenas, self._steps, self._items, self._arrays, weights, memory.scratch, memory.counters
+        given = memory.arenas, self._steps, self._items, self._arrays, weights, memory.scratch, memory.counters, wide
         if self._threads > 1:
             use_threads()
             work_together(*given)  # type: ignore[no-untyped-call]
@@ -150,15 +179,23 @@ class _Part:
 
         inputs, outputs = ([view(each) for each in some] for some in (self._inputs, self._outputs))
         scratch = torch.empty(self._threads, -(-self._scratch // LINE) * LINE, dtype=torch.float32).numpy()
-        return _Memory(arenas.numpy(), scratch, np.zeros((self._crews, COUNTERS), np.int64), inputs, outputs)
+        counters = np.zeros((self._crews, COUNTERS), np.int64)
+        return _Memory(arenas.numpy(), scratch, counters, inputs, outputs, self._wide_memory())
+
+    def _wide_memory(self) -> tuple[Floats, Floats]:
+        if self._wide is None:
+            return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32)
+        each = self._blocks * LANES * math.prod(self._wide.shape)
+        return self._wide.arenas(self._threads), torch.zeros(self._crews, each, dtype=torch.float32).numpy()
 
 
 class _Tables:
     """The arrays that the kernels read."""
 
     def __init__(
-        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], blocks: int, count: int
-    ) -> None:
+        self, steps: list[Step], inputs: dict[str, Shape], outputs: tuple[str, ...], blocks: int, count: int, *,
+        by_rows: bool,
+    ) -> None:  # fmt: skip
         self._blocks, self._threads = blocks, count
         self._uses = _uses(steps, outputs)
         self._arena, self.scratch = Arena(LANES), 16
@@ -172,9 +209,29 @@ class _Tables:
         for name, shape in inputs.items():
             self._new(name, shape)
         self.inputs = list(self.values.values())
+        if by_rows:
+            self._add_images(*self.inputs)
         self._waiting: dict[str, Step] = {}
         for step in steps:
             self._begin(step, steps)
+
+    def _add_images(self, x: _Value) -> None:
+        """The first steps, image by image; then what they leave, side by side."""
+        self._items += [(0, image, image + 1, 0) for image in range(self._blocks * LANES)]
+        self._rows.append({"kind": BY_ROWS})
+        channels, height, width = x.shape
+        row = {"kind": PACK, "output": x.place, "channels": channels, "height": height, "width": width}
+        self._add_pieces(row, self._blocks * channels, x.buffer.size)
+
+    def _add_pieces(self, row: dict[str, int], planes: int, size: int) -> None:
+        """A step over so many planes, with so many numbers."""
+        pieces = max(1, min(4 * self._threads, size // PIECE, planes)) if self._threads > 1 else 1
+        done = len(self._items)
+        self._items += [
+            (len(self._rows), piece * planes // pieces, (piece + 1) * planes // pieces, done)
+            for piece in range(pieces)
+        ]
+        self._rows.append(row)
 
     def _begin(self, step: Step, steps: list[Step]) -> None:
         """Add a step, with the one before it if that waits; or let it wait for the one after it."""
@@ -282,17 +339,12 @@ class _Tables:
     def _add_planes(self, step: Step, kind: int, x: _Value, out: _Value, numbers: dict[str, int]) -> None:
         channels, height, width = x.shape
         _, rows, columns = out.shape
-        self._rows.append({
+        row = {
             "kind": kind, "input": x.place, "output": out.place, "plus": -1, "channels": channels, "height": height,
             "width": width, "rows": rows, "columns": columns, "outputs": out.shape[0],
             "stream": out.buffer.streams, **numbers,
-        })  # fmt: skip
-        planes = self._blocks * channels
-        pieces = max(1, min(4 * self._threads, x.buffer.size // PIECE, planes)) if self._threads > 1 else 1
-        self._items += [
-            (len(self._rows) - 1, piece * planes // pieces, (piece + 1) * planes // pieces, len(self._items))
-            for piece in range(pieces)
-        ]
+        }  # fmt: skip
+        self._add_pieces(row, self._blocks * channels, x.buffer.size)
 
     def _add_layer(self, step: Step, x: _Value) -> None:
         kernel = kernel_of(step)

@@ -12,8 +12,9 @@ from driveprune.sparse.plane_kernels import max_pool_plane, scale_plane
 from driveprune.sparse.team import begin, report
 from driveprune.sparse.tiling import SIZES
 from driveprune.sparse.vector import copy_vector
+from driveprune.sparse.wide_kernels import image_by_rows, pack_planes
 
-LAYER, AFFINE, MAX_POOL, MEAN, COPY, PAIR = range(6)
+LAYER, AFFINE, MAX_POOL, MEAN, COPY, PAIR, BY_ROWS, PACK = range(8)
 
 FIELDS = {
     name: number
@@ -152,7 +153,7 @@ def _planes(arena, step, bias, low, high):
 
 
 @compiled()
-def work(arenas, steps, items, tables, weights, all_scratch, all_counters, thread):
+def work(arenas, steps, items, tables, weights, all_scratch, all_counters, wide, thread):
     """Take pieces of a crew's work, rows (step, low, high, what must be done before), until there are none."""
     crew = thread % len(arenas)
     arena, counters, scratch = arenas[crew], all_counters[crew], all_scratch[thread]
@@ -166,6 +167,12 @@ def work(arenas, steps, items, tables, weights, all_scratch, all_counters, threa
         elif step[KIND] == PAIR:
             for block in range(item[1], item[2]):
                 _pair(arena, step, steps[item[0] + 1], tables, weights, scratch, block)
+        elif step[KIND] == BY_ROWS:
+            for image in range(item[1], item[2]):
+                image_by_rows(wide, thread, crew, image)
+        elif step[KIND] == PACK:
+            pixels = step[HEIGHT] * step[WIDTH]
+            pack_planes(wide[3][crew], arena, step[OUTPUT], step[CHANNELS], pixels, item[1], item[2])
         else:
             _planes(arena, step, weights[2], item[1], item[2])
         report(counters)
@@ -173,7 +180,7 @@ def work(arenas, steps, items, tables, weights, all_scratch, all_counters, threa
 
 
 @compiled(parallel=True)
-def work_together(arenas, steps, items, tables, weights, all_scratch, all_counters):
+def work_together(arenas, steps, items, tables, weights, all_scratch, all_counters, wide):
     """The same by all threads."""
     for thread in prange(len(all_scratch)):
-        work(arenas, steps, items, tables, weights, all_scratch, all_counters, thread)
+        work(arenas, steps, items, tables, weights, all_scratch, all_counters, wide, thread)

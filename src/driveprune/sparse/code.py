@@ -149,6 +149,7 @@ class Code:
         j = builder.phi(I64)
         phis = [builder.phi(self.vector) for _ in first]
         new = body(j, phis)
+        self._keep_short()
         following, after = builder.add(j, I64(step)), builder.block
         builder.cbranch(builder.icmp_signed("<", following, high), loop, done)
         builder.position_at_end(done)
@@ -160,6 +161,11 @@ class Code:
                 each.add_incoming(start, before)
                 each.add_incoming(value, after)
         return ends
+
+    def _keep_short(self) -> None:
+        """Nothing, in a way that keeps LLVM from unrolling the loop: its ends would be hard to predict, twice."""
+        kind = ir.FunctionType(ir.VoidType(), [])
+        self.builder.call(ir.InlineAsm(kind, "", "", side_effect=True), [], attrs=("convergent", "nounwind"))
 
     def added_if(self, condition: Any, values: list[Any], pointers: list[Any]) -> list[Any]:
         """Vectors, plus those at some addresses if a condition holds."""

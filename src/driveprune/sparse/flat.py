@@ -1,12 +1,14 @@
 """Inference for one image at a time: the vectors run along the pixels, and one call does a whole region.
 
 A value is a plane for each channel, with zeros around it. The zeros between two rows are the right border of one and
-the left border of the other, so that a plane is one line of pixels in which every kept weight is an offset. A layer
-with a stride, or one that changes the size, first sorts its input by the remainders of the stride.
+the left border of the other, so that a plane is one line of pixels in which every kept weight is an offset. Where
+rows are whole vectors there is nothing between them, and layers are done by rows: see `driveprune.sparse.rows`. A
+layer with a stride, or one that changes the size, first sorts its input by the remainders of the stride.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from driveprune.compiled import threads, use_threads
+from driveprune.sparse.arena import Arena
 from driveprune.sparse.blocked import pooled
-from driveprune.sparse.code import LANES
+from driveprune.sparse.code import LANES, LINE
 from driveprune.sparse.flat_kernels import (
+    ACROSS,
     ADD,
     AFFINE,
     COPY,
@@ -27,6 +31,7 @@ from driveprune.sparse.flat_kernels import (
     LINEAR,
     MAX_POOL,
     MEAN,
+    ROWS,
     SPREAD,
     work,
     work_together,
@@ -35,6 +40,7 @@ from driveprune.sparse.folded import Folded, Weights
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.line import ways
 from driveprune.sparse.memory import Floats
+from driveprune.sparse.rows import SIDES, TILE
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.team import counters_for
 from driveprune.sparse.tiling import Ints, Layer
@@ -66,12 +72,20 @@ PAIRED_DENSITY = 0.1
 """Layers with fewer weights than this have hardly two outputs that are alike."""
 
 
+FIRST_LEVEL_BYTES = 26_000
+"""What the rows that a tile reads should take of the first-level cache (32 kB or more)."""
+
+LEAST_WEIGHTS = 20
+"""Input channels are taken in groups only if so many weights of an output are left for each group."""
+
+
 class _Pitch:
     """The length of a row with its border: the same for all values that layers lead from one to the other."""
 
     def __init__(self, least: int) -> None:
         self._least = least
         self._other: _Pitch | None = None
+        self._ways: set[bool] = set()
 
     def _last(self) -> _Pitch:
         last = self
@@ -89,7 +103,17 @@ class _Pitch:
         first, second = self._last(), other._last()
         if first is not second:
             second.need(first._least)
+            second._ways |= first._ways
             first._other = second
+
+    def read(self, *, by_rows: bool) -> None:
+        """A layer reads it by rows, with nothing between them, or as a line."""
+        self._last()._ways.add(by_rows)
+
+    @property
+    def contested(self) -> bool:
+        """Whether some layers read it by rows and others as a line."""
+        return len(self._last()._ways) > 1
 
     @property
     def length(self) -> int:
@@ -99,11 +123,15 @@ class _Pitch:
 
 @dataclass(frozen=True)
 class _Sorting:
-    """How the pixels of planes are sorted: by the remainders of a stride, so many of them, from a border on."""
+    """How the pixels of planes are sorted: by the remainders of a stride, so many of them, from a border on.
+
+    If they are to be read by rows there is no border: what is before the first pixel is zero.
+    """
 
     stride: tuple[int, int]
     kinds: tuple[int, int]
     border: tuple[int, int]
+    by_rows: bool
 
     def taps(self, layer: Layer) -> tuple[Ints, Ints]:
         """Which row, and which column, of those that are sorted each row and column of a kernel begins with."""
@@ -111,11 +139,12 @@ class _Sorting:
         rows, columns = (np.arange(kernel) * gap - pad + border for kernel, gap, pad, border in sizes)
         return rows, columns
 
-    def serves(self, layer: Layer, has: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    def serves(self, layer: Layer, has: tuple[int, int], wanted: tuple[int, int], *, by_rows: bool) -> bool:
         """Whether a layer finds all that it reads for an output of a size, if each kind is so large."""
         both = zip(self.taps(layer), self.stride, self.kinds, has, wanted, strict=True)
-        return layer.stride == self.stride and all(
-            taps.min() >= 0 and (taps % stride).max() < kinds and (taps // stride).max() + count <= size
+        return (layer.stride, by_rows) == (self.stride, self.by_rows) and all(
+            (taps % stride).max() < kinds
+            and (by_rows or (taps.min() >= 0 and (taps // stride).max() + count <= size))
             for taps, stride, kinds, size, count in both
         )
 
@@ -130,29 +159,59 @@ class _Value:
         self.narrow, self.sorting = narrow, sorting
         """Planes of one number, side by side; sorted for a layer's stride, border and all."""
         self.pitch = _Pitch(shape[2])
-        self.start = self.plane = 0
-        """Where the first pixel is in the arena, and how far the next plane's is; once it is laid out."""
+        self.framed = False
+        """Whether the zeros around it are written with it: else they are there from the start."""
+        self.begin = self.start = self.plane = 0
+        """Where it and its first pixel are in the arena, and how far the next plane's is; once it is laid out."""
 
-    def need(self, border: int) -> None:
-        """So many zeros on all sides."""
+    def need(self, border: int, *, by_rows: bool) -> None:
+        """So many zeros on all sides; only above and below if it is read by rows."""
         self.border = max(self.border, border)
-        self.pitch.need(self.shape[2] + border)
+        self.pitch.read(by_rows=by_rows)
+        if not by_rows:
+            self.pitch.need(self.shape[2] + border)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Values of the same kind have their zeros in the same places."""
+        return self.shape, self.border, self.pitch.length, self.narrow, self.sorting, self.framed
 
     @property
     def line(self) -> int:
         """Numbers from the first pixel to the end of the last row."""
         return self.shape[1] * self.pitch.length
 
-    def lay_out(self, place: int) -> int:
-        """Put it into the arena; the end of it."""
-        channels = self.shape[0]
+    @property
+    def size(self) -> int:
+        """Numbers that it takes in the arena."""
+        return self.shape[0] * self._apart
+
+    @property
+    def frame(self) -> int:
+        """Zeros above and below each plane, if these are read by rows."""
+        return self.border * self.pitch.length
+
+    @property
+    def _lead(self) -> int:
+        return 0 if self.narrow else _rounded(self.border * (self.pitch.length + 1))
+
+    @property
+    def _apart(self) -> int:
+        """From plane to plane."""
         if self.narrow:
-            self.start, self.plane = place, 1
-        else:
-            lead = _rounded(self.border * (self.pitch.length + 1))
-            self.start = place + lead
-            self.plane = lead + _rounded(max(_rounded(self.line), self.line + self.border * self.pitch.length))
-        return _rounded(place + channels * self.plane, 16)
+            return 1
+        apart = self._lead + _rounded(max(_rounded(self.line), self.line + self.border * self.pitch.length))
+        return apart + LINE if apart % (2 * LINE) == 0 else apart  # they begin in different places of the cache
+
+    def lay_out(self, place: int) -> None:
+        """Put it into the arena."""
+        self.begin, self.start, self.plane = place, place + self._lead, self._apart
+
+    @property
+    def planes(self) -> tuple[int, int, int, int]:
+        """Where the first one begins, how far the next one is, how many there are, and of how many pixels."""
+        assert self.pitch.length == self.shape[2]  # which are side by side
+        return self.start, self.plane, self.shape[0], self.line
 
     def strided(self, arena: Tensor) -> Tensor:
         """Its pixels in the arena, as a batch of one image."""
@@ -178,6 +237,17 @@ class _Work:
     folded: Folded | None = None
     layer: Layer | None = None
 
+    @property
+    def frames(self) -> bool:
+        """Whether it writes the zeros around its target, too."""
+        sorting = self.target.sorting
+        return self.kind == ROWS or (sorting is not None and sorting.by_rows)
+
+    @property
+    def values(self) -> list[_Value]:
+        """What it reads and writes."""
+        return [self.source, self.target, *([] if self.plus is None else [self.plus])]
+
 
 @dataclass
 class _Memory:
@@ -189,30 +259,38 @@ class _Memory:
     outputs: list[Tensor]
 
 
-class FlatRegion:
-    """A region for one image of a size, with all weights folded, as tables for one call."""
+class Flat:
+    """A region for one image of a size, with all weights folded, as tables for so many threads."""
 
-    def __init__(self, steps: list[Step], inputs: dict[str, tuple[int, int, int]], outputs: tuple[str, ...]) -> None:
-        plan = _Plan(inputs)
-        for step in steps:
-            plan.add(step)
-        self._inputs = [plan.values[name] for name in inputs]
-        self._outputs = [plan.values[name] for name in outputs]
-        self._size = plan.lay_out()
-        if self._size > LARGEST:
+    def __init__(
+        self, steps: list[Step], inputs: dict[str, tuple[int, int, int]], outputs: tuple[str, ...], team: int
+    ) -> None:
+        plan = _planned(steps, inputs)
+        self.inputs, self.outputs = ([plan.values[name] for name in some] for some in (inputs, outputs))
+        self.size = plan.lay_out(self.outputs)
+        if self.size > LARGEST:
             raise UnknownStepError("offsets that are too long")
-        self._threads = threads()
-        tables = _Tables(self._threads)
+        tables = _Tables(team)
         for each in plan.work:
             tables.add(each)
-        self._together = self._threads > 1 and tables.work > TEAM_WORK
-        self._weights = Weights(tables.folds, tables.value_count, tables.bias_count)
-        self._tables = tables.arrays()
+        self.work = tables.work
+        self.weights = Weights(tables.folds, tables.value_count, tables.bias_count)
+        self.tables = tables.arrays()
+
+
+class FlatRegion:
+    """A region for one image of a size, in one call."""
+
+    def __init__(self, steps: list[Step], inputs: dict[str, tuple[int, int, int]], outputs: tuple[str, ...]) -> None:
+        self._threads = threads()
+        self._flat = Flat(steps, inputs, outputs, self._threads)
+        self._together = self._threads > 1 and self._flat.work > TEAM_WORK
         self._free: list[_Memory] = []
 
     def __call__(self, *images: Tensor) -> list[Tensor]:
         """The outputs for batches of one image each, with four dimensions."""
-        self._weights.refresh()
+        flat = self._flat
+        flat.weights.refresh()
         try:
             memory = self._free.pop()
         except IndexError:  # all are in use, by other threads
@@ -220,8 +298,8 @@ class FlatRegion:
         for place, image in zip(memory.inputs, images, strict=True):
             place.copy_(image.view(place.shape))
         memory.counters[:] = 0
-        weights = self._weights.values, self._weights.bias
-        given = memory.arena, *self._tables, weights, memory.counters, self._threads
+        weights = flat.weights.values, flat.weights.bias
+        given = memory.arena, *flat.tables, weights, memory.counters, self._threads
         if self._together:
             use_threads()
             work_together(*given)  # type: ignore[no-untyped-call]
@@ -233,28 +311,85 @@ class FlatRegion:
 
     @torch.inference_mode(False)
     def _memory(self) -> _Memory:
-        arena = torch.zeros(self._size, dtype=torch.float32)
-        inputs, outputs = ([each.strided(arena) for each in some] for some in (self._inputs, self._outputs))
-        counters = np.zeros(counters_for(len(self._tables[1]) - 1), np.int64)
+        flat = self._flat
+        arena = torch.zeros(flat.size, dtype=torch.float32)
+        inputs, outputs = ([each.strided(arena) for each in some] for some in (flat.inputs, flat.outputs))
+        counters = np.zeros(counters_for(len(flat.tables[1]) - 1), np.int64)
         return _Memory(arena.numpy(), counters, inputs, outputs)
+
+
+def _planned(steps: list[Step], inputs: dict[str, tuple[int, int, int]]) -> _Plan:
+    """The plan of a region: by rows where that is possible, if all that share rows can do so."""
+    for by_rows in (True, False):
+        plan = _Plan(inputs, by_rows=by_rows)
+        for step in steps:
+            plan.add(step)
+        if not plan.contested:
+            break
+    return plan
+
+
+def first_by_rows(steps: list[Step], inputs: dict[str, tuple[int, int, int]]) -> int:
+    """How many of the first steps are layers that can be done by rows, or no layers at all."""
+    plan = _Plan(inputs, by_rows=True)
+    for number, step in enumerate(steps):
+        try:
+            plan.add(step)
+        except UnknownStepError:
+            return number
+        if step.kind == "layer" and plan.work[-1].kind != ROWS:
+            return number
+    return len(steps)
 
 
 class _Plan:
     """Steps and values of a region, before it is known where the values are."""
 
-    def __init__(self, inputs: dict[str, tuple[int, int, int]]) -> None:
+    def __init__(self, inputs: dict[str, tuple[int, int, int]], *, by_rows: bool) -> None:
+        self._by_rows = by_rows
         self.values = {name: _Value(shape, narrow=shape[1:] == (1, 1)) for name, shape in inputs.items()}
-        self._all = list(self.values.values())
+        self._all, self._inputs = list(self.values.values()), len(inputs)
         self._sorted: dict[_Value, list[tuple[_Value, _Sorting]]] = {}
         """What there is of each value, sorted for the strides of layers."""
         self.work: list[_Work] = []
 
-    def lay_out(self) -> int:
-        """Find a place for each value; how many numbers they take."""
-        end = 0
-        for value in self._all:
-            end = value.lay_out(end)
-        return end + ROOM + max(value.pitch.length for value in self._all)
+    @property
+    def contested(self) -> bool:
+        """Whether some layers want rows that others can not read."""
+        return any(value.pitch.contested for value in self._all)
+
+    def lay_out(self, outputs: list[_Value]) -> int:
+        """Find a place for each value; how many numbers they take.
+
+        A place is used again when nobody needs its value any more: for any value whose zeros are written with it, or
+        for one with its zeros in the same places. A sum in a layer that is done by rows may take the place of what
+        is added.
+        """
+        last = {value: number for number, each in enumerate(self.work) for value in each.values}
+        arena, free = Arena(), defaultdict[Any, list[int]](list)
+        for value in self._all[: self._inputs]:
+            value.lay_out(arena.add(value.size))
+        for each in self.work:
+            each.target.framed = each.frames
+        for number, each in enumerate(self.work):
+            done = {value for value in each.values if last[value] == number and value not in outputs}
+            if each.kind == ROWS and each.plus in done - {each.source}:
+                each.target.border = max(each.target.border, each.plus.border)
+                if each.plus.kind == each.target.kind:
+                    each.target.lay_out(each.plus.begin)
+                    done.remove(each.plus)
+            for value in each.values:
+                if value.plane == 0 and value.framed:
+                    value.lay_out(arena.take(value.size))
+                elif value.plane == 0:
+                    places = free[value.kind]
+                    value.lay_out(places.pop() if places else arena.add(value.size))
+            for value in done:
+                if value.framed:
+                    arena.give_back(value.begin, value.size)
+                else:
+                    free[value.kind].append(value.begin)
+        return arena.size + ROOM + max(value.pitch.length for value in self._all)
 
     def add(self, step: Step) -> None:
         """The next step."""
@@ -330,6 +465,7 @@ class _Plan:
 
     def _add_layer(self, step: Step, layer: Layer, x: _Value, plus: _Value | None) -> None:
         layer.check(x.shape[0])
+        step_size = x.shape[1:]
         shape = (layer.outputs, *layer.size(*x.shape[1:]))
         _check_sum(plus, shape)
         single = x.shape[1:] == layer.kernel == layer.stride == (1, 1) and layer.padding == (0, 0)
@@ -344,9 +480,10 @@ class _Plan:
             if plus is not None:
                 out.pitch.join(plus.pitch)
         numbers = {"relu": int(step.relu)}
+        wide = ROWS if self._reads_rows(layer, step_size, out) else LAYER
         self.work.append(
             _Work(
-                LINEAR if narrow else LAYER,
+                LINEAR if narrow else wide,
                 x,
                 out,
                 plus,
@@ -366,35 +503,67 @@ class _Plan:
         self.work.append(_Work(COPY, x, wide, channels=x.shape[0]))
         return wide
 
+    def _reads_rows(self, layer: Layer, size: tuple[int, int], out: _Value) -> bool:
+        """Whether a layer reads images of a size by rows."""
+        return self._by_rows and not out.narrow and _reads_rows(layer, size, out.shape[1:])
+
     def _joined(self, layer: Layer, x: _Value, out: _Value) -> _Value:
         """The input as a layer reads it, its rows as long as the output's."""
+        by_rows = self._reads_rows(layer, x.shape[1:], out)
         if _keeps_size(layer) and not x.narrow:
-            x.need(max(layer.padding))
+            x.need(max(layer.padding), by_rows=by_rows)
             x.pitch.join(out.pitch)
             return x
         known = self._sorted.setdefault(x, [])
-        found = next((each for each, how in known if how.serves(layer, each.shape[1:], out.shape[1:])), None)
+        size = out.shape[1:]
+        found = next((each for each, how in known if how.serves(layer, each.shape[1:], size, by_rows=by_rows)), None)
         if found is None:
-            found, how = self._sort(layer, x, out)
+            found, how = self._sort(layer, x, out, by_rows=by_rows)
             known.append((found, how))
+        if by_rows:
+            found.need(_reach(layer), by_rows=True)
+        else:
+            found.pitch.read(by_rows=False)
         found.pitch.join(out.pitch)
         return found
 
-    def _sort(self, layer: Layer, x: _Value, out: _Value) -> tuple[_Value, _Sorting]:
+    def _sort(self, layer: Layer, x: _Value, out: _Value, *, by_rows: bool) -> tuple[_Value, _Sorting]:
         """The input of a layer, sorted by the remainders of its stride; and how."""
         (sr, sc), (_, rows, columns) = layer.stride, out.shape
         reach = [
-            (k - 1) * gap // step for k, gap, step in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+            0 if by_rows else (k - 1) * gap // step
+            for k, gap, step in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
         ]
-        deep, kinds = rows + reach[0], _remainders(layer)
-        sorting = _Sorting(layer.stride, kinds, layer.padding)
+        border = (0, 0) if by_rows else layer.padding
+        deep, kinds = rows + reach[0], _remainders(layer, border)
+        sorting = _Sorting(layer.stride, kinds, border, by_rows)
         sorted_ = self._new((x.shape[0] * kinds[0] * kinds[1], deep, columns + reach[1]), sorting=sorting)
         numbers = {
-            "row_stride": sr, "column_stride": sc, "top": layer.padding[0], "left": layer.padding[1], "deep": deep,
+            "row_stride": sr, "column_stride": sc, "top": border[0], "left": border[1], "deep": deep,
             "columns": columns + reach[1], "row_kinds": kinds[0], "column_kinds": kinds[1],
         }  # fmt: skip
         self.work.append(_Work(SPREAD, x, sorted_, channels=x.shape[0], numbers=numbers))
         return sorted_, sorting
+
+
+def _steps_of(layer: Layer) -> tuple[Ints, Ints]:
+    """How far each row and each column of a kernel is from the pixel's own, in strides."""
+    sizes = zip(layer.kernel, layer.dilation, layer.padding, layer.stride, strict=True)
+    rows, columns = ((np.arange(kernel) * gap - pad) // step for kernel, gap, pad, step in sizes)
+    return rows, columns
+
+
+def _reach(layer: Layer) -> int:
+    """Rows above or below its own that an output's row reads."""
+    return int(np.abs(_steps_of(layer)[0]).max())
+
+
+def _reads_rows(layer: Layer, size: tuple[int, int], out: tuple[int, int]) -> bool:
+    """Whether rows are whole vectors, tiles whole rows, and no weight is more than one column away."""
+    whole = size == (out[0] * layer.stride[0], out[1] * layer.stride[1])
+    across = out[1] // LANES
+    fit = out[1] % LANES == 0 and across in ACROSS and out[0] * across % TILE == 0
+    return whole and fit and set(_steps_of(layer)[1].tolist()) <= set(SIDES)
 
 
 def _keeps_size(layer: Layer) -> bool:
@@ -403,10 +572,13 @@ def _keeps_size(layer: Layer) -> bool:
     return layer.stride == (1, 1) and all(2 * pad == gap * (kernel - 1) for pad, gap, kernel in both)
 
 
-def _remainders(layer: Layer) -> tuple[int, int]:
-    """How many remainders of the stride a layer's kernel reads, down and across."""
-    sizes = zip(layer.kernel, layer.dilation, layer.stride, strict=True)
-    rows, columns = (max(place * gap % step for place in range(kernel)) + 1 for kernel, gap, step in sizes)
+def _remainders(layer: Layer, border: tuple[int, int]) -> tuple[int, int]:
+    """How many remainders of the stride a layer's kernel reads, down and across, counted from a border on."""
+    sizes = zip(layer.kernel, layer.dilation, layer.padding, border, layer.stride, strict=True)
+    rows, columns = (
+        max((place * gap - pad + first) % step for place in range(kernel)) + 1
+        for kernel, gap, pad, first, step in sizes
+    )
     return rows, columns
 
 
@@ -452,19 +624,65 @@ class _Tables:
         row = {
             "kind": each.kind, "input": x.start, "in_plane": x.plane, "in_pitch": x.pitch.length,
             "output": out.start + each.first * out.plane, "out_plane": out.plane, "out_pitch": out.pitch.length,
-            "plus": -1, "height": height, "width": width, **each.numbers,
+            "plus": -1, "height": height, "width": width, "frame": out.frame if out.framed else 0, **each.numbers,
         }  # fmt: skip
         if plus is not None:
             row |= {"plus": plus.start, "plus_plane": plus.plane, "plus_pitch": plus.pitch.length}
         costs = np.full(each.channels, height * width, np.int64)
-        if each.kind in {LAYER, LINEAR}:
+        if each.kind == ROWS:
+            self._add_rows(each, row)
+        elif each.kind in {LAYER, LINEAR}:
             costs = self._add_layer(each, row)
         elif each.kind == AFFINE:
             assert each.folded is not None
             row |= {"bias": self.bias_count, "scale": self.bias_count + each.channels}
             self._fold(each.folded, np.zeros(0, np.int64), 0, 2 * each.channels)
         self._rows.append(row)
-        self._share_out(costs, row.get("vectors", 1))
+        if each.kind == ROWS:
+            self._share_out_tiles(row["vectors"] // TILE, each.channels)
+        else:
+            self._share_out(costs, row.get("vectors", 1))
+
+    def _share_out_tiles(self, tiles: int, outputs: int) -> None:
+        """Divide a layer that is done by rows: tile by tile, of which a thread has those that are side by side.
+
+        If there are few of them for the threads, a piece is only a part of the outputs.
+        """
+        count = self._threads
+        parts = 1 if count == 1 else min(outputs, -(-2 * count // tiles))
+        ranges = list(pairwise(part * outputs // parts for part in range(parts + 1)))
+        pieces = [(low, high, tile, tile + 1) for tile in range(tiles) for low, high in ranges]
+        for queue in range(count):
+            mine = pieces[queue * len(pieces) // count : (queue + 1) * len(pieces) // count]
+            self._items += mine
+            self._queues.append(len(self._items))
+
+    def _add_rows(self, each: _Work, row: dict[str, int]) -> None:
+        """The weights of a layer that is done by rows."""
+        assert each.layer is not None
+        assert each.folded is not None
+        layer, x, vectors = each.layer, each.source, each.target.line // LANES
+        sides = _steps_of(layer)[1][layer.places[:, 3]]
+        groups = _groups(layer, x)
+        group = layer.places[:, 1] * groups // layer.inputs
+        order = np.array([SIDES.index(side) for side in (-1, 0, 1)])[sides + 1]
+        key = (group * layer.outputs + layer.places[:, 0]) * len(SIDES) + order
+        sorting = np.argsort(key, kind="stable")
+        starts = np.searchsorted(key[sorting], np.arange(groups * layer.outputs * len(SIDES) + 1))
+        bounds = np.stack([starts[n : len(starts) - len(SIDES) + n : len(SIDES)] for n in range(len(SIDES) + 1)], 1)
+        slots = np.empty(len(sorting), np.int64)
+        slots[sorting] = np.arange(len(sorting))
+        row |= {
+            "vectors": vectors, "jobs": self._job_count, "bias": self.bias_count, "groups": groups,
+            "outputs": layer.outputs, "across": each.target.shape[2] // LANES,
+        }  # fmt: skip
+        apart = np.full((len(bounds), 1), self.value_count - self._offset_count)
+        self._jobs.append(np.concatenate([bounds + self._offset_count, apart], 1))
+        self._offsets.append((_offsets(layer, x) - sides)[sorting])
+        self._fold(each.folded, self.value_count + slots, len(slots), layer.outputs)
+        self._job_count += len(bounds)
+        self._offset_count += len(slots)
+        self.work += len(slots) * vectors
 
     def _share_out(self, costs: Ints, vectors: int) -> None:
         """Divide a step into pieces of about the same work, in a queue for each thread.
@@ -521,6 +739,14 @@ class _Tables:
         self.folds.append((folded, slots, slice(self.bias_count, self.bias_count + bias)))
         self.value_count += values
         self.bias_count += bias
+
+
+def _groups(layer: Layer, x: _Value) -> int:
+    """In how many groups to take the input channels, so that the rows which tiles of one read stay close."""
+    rows = TILE * LANES // x.shape[2] + 2 * x.border
+    kinds = 1 if x.sorting is None else x.sorting.kinds[0] * x.sorting.kinds[1]
+    wanted = -(-layer.inputs * kinds * rows * x.shape[2] * 4 // FIRST_LEVEL_BYTES)
+    return max(1, min(wanted, len(layer.places) // layer.outputs // LEAST_WEIGHTS))
 
 
 def _offsets(layer: Layer, x: _Value) -> Ints:

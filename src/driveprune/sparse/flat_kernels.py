@@ -9,10 +9,11 @@ from numba import prange
 from driveprune.compiled import compiled
 from driveprune.sparse.code import LANES
 from driveprune.sparse.line import PAIR_SUMS, SUMS, make_line
+from driveprune.sparse.rows import TILE, make_rows
 from driveprune.sparse.team import report, take_from, wait
-from driveprune.sparse.vector import make_deal, make_halve
+from driveprune.sparse.vector import clear_vector, make_deal, make_halve
 
-SPREAD, LAYER, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(8)
+SPREAD, LAYER, ROWS, LINEAR, AFFINE, MAX_POOL, MEAN, ADD, COPY = range(9)
 
 FIELDS = {
     name: number
@@ -21,19 +22,22 @@ FIELDS = {
             "kind", "input", "in_plane", "in_pitch", "output", "out_plane", "out_pitch", "plus", "plus_plane",
             "plus_pitch", "relu", "height", "width", "rows", "columns", "row_stride", "column_stride", "top", "left",
             "deep", "row_kinds", "column_kinds", "kernel_rows", "kernel_columns", "vectors", "mask", "bias", "scale",
-            "jobs",
+            "jobs", "groups", "outputs", "across", "frame",
         )
     )
 }  # fmt: skip
 (
     KIND, INPUT, IN_PLANE, IN_PITCH, OUTPUT, OUT_PLANE, OUT_PITCH, PLUS, PLUS_PLANE, PLUS_PITCH, RELU, HEIGHT, WIDTH,
-    ROWS, COLUMNS, ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, DEEP, ROW_KINDS, COLUMN_KINDS, KERNEL_ROWS, KERNEL_COLUMNS,
-    VECTORS, MASK, BIAS, SCALE, JOBS,
+    OUT_ROWS, COLUMNS, ROW_STRIDE, COLUMN_STRIDE, TOP, LEFT, DEEP, ROW_KINDS, COLUMN_KINDS, KERNEL_ROWS,
+    KERNEL_COLUMNS, VECTORS, MASK, BIAS, SCALE, JOBS, GROUPS, OUTPUTS, ACROSS_ROW, FRAME,
 ) = FIELDS.values()  # fmt: skip
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12 = (make_line(vectors, 1) for vectors in range(1, SUMS + 1))
 _deal, _deal_half, _deal_2 = (make_deal(count) for count in (LANES, LANES // 2, 2))
 _halve, _halve_half, _halve_2 = (make_halve(count) for count in (LANES, LANES // 2, 2))
+ACROSS = (1, 2, 4, 8)
+"""How many vectors a row may have, if it is done by rows."""
+_rows_1, _rows_2, _rows_4, _rows_8 = (make_rows(across) for across in ACROSS)
 _two_1, _two_2, _two_3, _two_4, _two_5 = (make_line(vectors, 2) for vectors in range(1, PAIR_SUMS // 2 + 1))
 
 
@@ -106,6 +110,59 @@ def _layer(arena, step, jobs, low, high, part, offsets, values, bias, masks):
                 _single(size, arena, step[INPUT] + k, weights, targets, masks, step[MASK] + k, biases, flags)
 
 
+@numba.njit(inline="always")
+def _rows_of(across, arena, source, weights, bounds, to, plus, bias, flags):
+    """A tile of one output."""
+    if across == 1:
+        _rows_1(arena, source, weights, bounds, to, plus, bias, flags)
+    elif across == 2:
+        _rows_2(arena, source, weights, bounds, to, plus, bias, flags)
+    elif across == 4:
+        _rows_4(arena, source, weights, bounds, to, plus, bias, flags)
+    else:
+        _rows_8(arena, source, weights, bounds, to, plus, bias, flags)
+
+
+@compiled()
+def _clear(arena, begin, end):
+    """Zeros, in whole vectors."""
+    for place in range(begin, end, LANES):
+        clear_vector(arena, place)
+
+
+@compiled()
+def _frame(arena, step, planes, size, above, below):
+    """The zeros above and below planes (first, end) of so many pixels."""
+    for p in range(planes[0], planes[1]):
+        begin = step[OUTPUT] + p * step[OUT_PLANE]
+        if above:
+            _clear(arena, begin - step[FRAME], begin)
+        if below:
+            _clear(arena, begin + size, begin + size + step[FRAME])
+
+
+@compiled()
+def _by_rows(arena, step, jobs, low, high, tiles, offsets, values, bias):
+    """Outputs `low` to `high` of a layer that is done by rows, in `tiles` (first, end).
+
+    One group of inputs after the other: the sums so far are where the output will be, which may be where the tensor
+    is that is added first.
+    """
+    groups, has_plus, relu = step[GROUPS], step[PLUS] >= 0, step[RELU] != 0
+    _frame(arena, step, (low, high), step[VECTORS] * LANES, tiles[0] == 0, tiles[1] * TILE == step[VECTORS])
+    for tile in range(tiles[0], tiles[1]):
+        k = tile * TILE * LANES
+        for group in range(groups):
+            flags = group > 0, group == 0 and has_plus, group == groups - 1 and relu
+            for o in range(low, high):
+                job = jobs[step[JOBS] + group * step[OUTPUTS] + o]
+                _rows_of(
+                    step[ACROSS_ROW], arena, step[INPUT] + k, (offsets, values, job[4]),
+                    (job[0], job[1], job[2], job[3]), step[OUTPUT] + o * step[OUT_PLANE] + k,
+                    step[PLUS] + o * step[PLUS_PLANE] + k, bias[step[BIAS] + o], flags,
+                )  # fmt: skip
+
+
 @compiled()
 def _deal_row(arena, source, evens, odds, even_count, odd_count):
     """A row's numbers at odd places to one place, then those at even places to another, or to the same."""
@@ -127,29 +184,39 @@ def _deal_row(arena, source, evens, odds, even_count, odd_count):
 
 @compiled()
 def _spread(arena, step, low, high):
-    """Channels `low` to `high` sorted by the remainders of a stride. What is not written is zero from the start."""
+    """Channels `low` to `high` sorted by the remainders of a stride.
+
+    To be read by rows, planes have a frame; else what is not written is zero from the start.
+    """
     height, width, columns, plane = step[HEIGHT], step[WIDTH], step[COLUMNS], step[OUT_PLANE]
     row_stride, column_stride, left = step[ROW_STRIDE], step[COLUMN_STRIDE], step[LEFT]
     row_kinds, column_kinds = step[ROW_KINDS], step[COLUMN_KINDS]
-    for c in range(low, high):
-        for y in range(height):
-            i, ry = (y + step[TOP]) // row_stride, (y + step[TOP]) % row_stride
-            if ry >= row_kinds or i >= step[DEEP]:
-                continue
-            source = step[INPUT] + c * step[IN_PLANE] + y * step[IN_PITCH]
-            row = step[OUTPUT] + (c * row_kinds + ry) * column_kinds * plane + i * step[OUT_PITCH]
-            even, odd = left // 2, (left + 1) // 2  # the columns of the first two pixels, if the stride is 2
-            evens, odds = min((width + 1) // 2, columns - even), min(width // 2, columns - odd)
-            if column_stride == 2 and column_kinds == 2:
+    even, odd = left // 2, (left + 1) // 2  # the columns of the first two pixels, if the stride is 2
+    evens, odds = min((width + 1) // 2, columns - even), min(width // 2, columns - odd)
+    whole = column_stride == column_kinds == 2 and left == 0 and width == 2 * columns and columns % LANES == 0
+    kinds = row_kinds * column_kinds
+    _frame(arena, step, (low * kinds, high * kinds), step[DEEP] * step[OUT_PITCH], True, True)
+    for line in range(low * row_kinds, high * row_kinds):  # the rows of a channel with the same remainder
+        ahead = line % row_kinds - step[TOP]
+        first = max(0, -(ahead // row_stride))
+        last = min(step[DEEP], (height - 1 - ahead) // row_stride + 1)
+        image = step[INPUT] + line // row_kinds * step[IN_PLANE] + ahead * step[IN_PITCH]
+        for i in range(first, last):
+            source = image + i * row_stride * step[IN_PITCH]
+            row = step[OUTPUT] + line * column_kinds * plane + i * step[OUT_PITCH]
+            if whole:
+                for x in range(0, columns, LANES):
+                    _deal(arena, row + x, row + plane + x, arena, source + 2 * x)
+            elif column_stride == 2 and column_kinds == 2:
                 begin = row + left % 2 * plane + even
                 _deal_row(arena, source, begin, row + (left + 1) % 2 * plane + odd, evens, odds)
             elif column_stride == 2 and left % 2 == 0:  # pixels at odd places are not needed
                 _deal_row(arena, source, row + even, row + even, evens, min(evens, odds))
             else:
                 for rx in range(column_kinds):
-                    first = max(0, -((rx - left) // column_stride))
-                    last = min(columns, (width - 1 - rx + left) // column_stride + 1)
-                    for j in range(first, last):
+                    begin = max(0, -((rx - left) // column_stride))
+                    end = min(columns, (width - 1 - rx + left) // column_stride + 1)
+                    for j in range(begin, end):
                         arena[row + rx * plane + j] = arena[source + j * column_stride + rx - left]
 
 
@@ -197,7 +264,7 @@ def _affine(arena, step, zero, scales, low, high):
 def _pool_halves(arena, step, low, high):
     """Max pooling over windows of 2×2 side by side."""
     for c in range(low, high):
-        for y in range(step[ROWS]):
+        for y in range(step[OUT_ROWS]):
             above = step[INPUT] + c * step[IN_PLANE] + 2 * y * step[IN_PITCH]
             below = above + step[IN_PITCH]
             to = step[OUTPUT] + c * step[OUT_PLANE] + y * step[OUT_PITCH]
@@ -228,7 +295,7 @@ def _max_pool(arena, step, low, high):
     height, width, pitch = step[HEIGHT], step[WIDTH], step[IN_PITCH]
     for c in range(low, high):
         source = step[INPUT] + c * step[IN_PLANE]
-        for y in range(step[ROWS]):
+        for y in range(step[OUT_ROWS]):
             top = y * step[ROW_STRIDE] - step[TOP]
             bottom = min(height, top + step[KERNEL_ROWS])
             to = step[OUTPUT] + c * step[OUT_PLANE] + y * step[OUT_PITCH]
@@ -274,13 +341,15 @@ def _add(arena, step, zero, low, high):
 
 
 @compiled()
-def _piece(arena, step, item, jobs, offsets, masks, weights):
-    """A piece of a step, a row (low, high, first, end): some jobs or channels, and some vectors of a layer's."""
+def piece(arena, step, item, jobs, offsets, masks, weights):
+    """A piece of a step, a row (low, high, first, end): some jobs or channels, some vectors or tiles of a layer."""
     zero = np.float32(0.0)
     values, bias = weights
     low, high = item[0], item[1]
     if step[KIND] == LAYER:
         _layer(arena, step, jobs, low, high, (item[2], item[3]), offsets, values, bias, masks)
+    elif step[KIND] == ROWS:
+        _by_rows(arena, step, jobs, low, high, (item[2], item[3]), offsets, values, bias)
     elif step[KIND] == SPREAD:
         _spread(arena, step, low, high)
     elif step[KIND] == LINEAR:
@@ -304,7 +373,7 @@ def work(arena, steps, queues, items, jobs, offsets, masks, weights, counters, t
             item = queues[queue] + take_from(counters, queue)
             while item < queues[queue + 1]:
                 wait(counters, queues[number * threads])
-                _piece(arena, steps[number], items[item], jobs, offsets, masks, weights)
+                piece(arena, steps[number], items[item], jobs, offsets, masks, weights)
                 report(counters)
                 item = queues[queue] + take_from(counters, queue)
     if thread == 0:

@@ -38,7 +38,7 @@ from driveprune.sparse.vector import (
 
 (
     INPUTS, HEIGHT, WIDTH, OUTPUTS, OUT_PLANE, BLOCKS, ROWS, COLUMNS, STRIDE, LEFT, ROW_PITCH, BLOCK_PITCH,
-    CHANNEL_PITCH, GROUPS, STEP, SUMS,
+    CHANNEL_PITCH, GROUPS, STEP, SUMS, ROW_STRIDE, ROW_KINDS, KINDS,
 ) = SIZES.values()  # fmt: skip
 
 
@@ -84,10 +84,10 @@ def no_moments(x):
 
 @compiled()
 def _copy_sorted(x, begin, scratch, to, sizes, source, c):
-    """A row, its columns sorted by their remainders."""
+    """A row, its columns sorted by their remainders, as far as they are read."""
     kind, scales, shifts, _, _, _, _ = source
     columns, stride, left = sizes[COLUMNS], sizes[STRIDE], sizes[LEFT]
-    for remainder in range(stride):
+    for remainder in range(sizes[KINDS]):
         for q in range(columns):
             column = q * stride + remainder
             place = to + (remainder * columns + q) * LANES
@@ -123,15 +123,18 @@ def copy_band(x, x_base, blocks, sizes, band, scratch, source):
     channels, stride, left = sizes[INPUTS], sizes[STRIDE], sizes[LEFT]
     low = min(max(0, left), columns)  # columns [low, high) of the scratch are in the image, if the stride is 1
     high = max(low, min(columns, width + left))
+    has_gaps = sizes[ROW_KINDS] < sizes[ROW_STRIDE]
     for c in range(channels):
         for b in range(blocks):
             plane = x_base + (b * channels + c) * height * width * LANES
             target = c * sizes[CHANNEL_PITCH] + b * sizes[BLOCK_PITCH]
             for r in range(band[3], rows):
+                if has_gaps and r % sizes[ROW_STRIDE] >= sizes[ROW_KINDS]:
+                    continue
                 y, to = band[0] + r, target + (r + band[4]) % rows * sizes[ROW_PITCH]
                 begin = plane + (y * width - left) * LANES
                 if y < 0 or y >= height:
-                    for q in range(stride * columns):
+                    for q in range(sizes[KINDS] * columns):
                         clear_vector(scratch, to + q * LANES)
                 elif stride == 1:
                     for q in range(low):

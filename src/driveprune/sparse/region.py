@@ -27,6 +27,7 @@ from driveprune.sparse.folded import Folded
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.step import Step, UnknownStepError
 from driveprune.sparse.training import TrainingRegion
+from driveprune.sparse.wide import Wide, split
 
 Shapes = Mapping[str, torch.Size]
 """Node's name -> the shape of its value for the example, if it is a float32 tensor of 2 or 4 dimensions."""
@@ -340,7 +341,13 @@ class Region:
         try:
             if count <= FEW:
                 return FlatRegion(self.steps, shapes, self.outputs)
-            return BatchRegion(with_pools(self.steps, self.outputs, training=False), shapes, self.outputs, count)
+            parts = split(self.steps, shapes, self.outputs)
+            if parts is None:
+                return BatchRegion(with_pools(self.steps, self.outputs, training=False), shapes, self.outputs, count)
+            first, rest, between = parts
+            wide = Wide(first, shapes, between)
+            steps = with_pools(rest, self.outputs, training=False)
+            return BatchRegion(steps, {between: wide.shape}, self.outputs, count, wide)
         except UnknownStepError:
             return None
 

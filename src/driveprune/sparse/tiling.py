@@ -144,7 +144,7 @@ SIZES = {
     for number, name in enumerate(
         (
             "inputs", "height", "width", "outputs", "out_plane", "blocks", "rows", "columns", "stride", "left",
-            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "sums",
+            "row_pitch", "block_pitch", "channel_pitch", "groups", "step", "sums", "row_stride", "row_kinds", "kinds",
         )
     )
 }  # fmt: skip
@@ -199,7 +199,8 @@ def _forward(
     return _tiling(
         (layer.outputs, layer.inputs), layer.places[:, 0], layer.places[:, 1], (height, width), out, [pixels],
         grid=out, stride=layer.stride, scale=(1, 1), reach=(reach[0], reach[1] // step), before=layer.padding,
-        blocks=blocks, windows=windows, by_rows=by_rows,
+        kinds=(min(layer.stride[0], reach[0] + 1), min(step, reach[1] + 1)), blocks=blocks, windows=windows,
+        by_rows=by_rows,
     )  # fmt: skip
 
 
@@ -235,7 +236,7 @@ def _backward(layer: Layer, height: int, width: int, blocks: int, *, at_once: bo
     return _tiling(
         (layer.inputs, layer.outputs), places[:, 1], places[:, 0], out, (height, width), classes,
         grid=(grid[0], grid[1]), stride=(1, 1), scale=step, reach=(reach[0], reach[1]), before=(reach[0], reach[1]),
-        blocks=blocks, at_once=at_once,
+        kinds=(1, 1), blocks=blocks, at_once=at_once,
     )  # fmt: skip
 
 
@@ -258,6 +259,7 @@ def _tiling(
     scale: tuple[int, int],
     reach: tuple[int, int],
     before: tuple[int, int],
+    kinds: tuple[int, int],
     blocks: int,
     windows: bool = False,
     by_rows: bool = False,
@@ -266,13 +268,14 @@ def _tiling(
     """Tables for outputs that are sums over inputs at fixed offsets.
 
     `grid` is what the rows and columns of the classes count. A pixel (u, v) of it reads the rows u · stride - before
-    to that plus reach; its output is at (u, v) · scale plus the class's place.
+    to that plus reach, of which only so many `kinds` of remainders of the stride are copied; its output is at (u, v)
+    · scale plus the class's place.
     """
     outputs, inputs = channels
     across = size == out == stride == (1, 1) and reach == before == (0, 0)
     half = across and blocks == TILE // 2 and not at_once
     columns = grid[1] + reach[1]
-    row_pitch = stride[1] * columns * LANES
+    row_pitch = kinds[1] * columns * LANES
     run = TILE if across else 4 if windows else _run(grid, reach)
     out = (out[0] // 2, out[1] // 2) if windows else out
     rows = _rows_at_a_time(inputs, grid, run, stride[0], reach[0], row_pitch * blocks)
@@ -289,7 +292,7 @@ def _tiling(
     for first in range(0, grid[0], rows):
         runs = tiles.add_band(classes, first, min(first + rows, grid[0]))
         bands.append((first * stride[0] - before[0], *runs, kept if first else 0, first * stride[0] % turns))
-    groups = 1 if at_once else _groups(inputs, len(to), outputs, reach, stride, run)
+    groups = 1 if at_once else _groups(inputs, len(to), outputs, reach, kinds, run)
     starts, offsets, order = _weights(
         classes, to, source, outputs, inputs, groups, channel_pitch, row_pitch, columns * LANES, half, deep, turns
     )
@@ -298,7 +301,8 @@ def _tiling(
         "out_plane": out[0] * out[1] * LANES, "blocks": blocks, "rows": deep, "columns": columns, "stride": stride[1],
         "left": before[1], "row_pitch": row_pitch, "block_pitch": block_pitch, "channel_pitch": channel_pitch,
         "groups": groups, "step": step,
-        "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES,
+        "sums": -(-inputs * channel_pitch // 16) * 16 + TILE * LANES, "row_stride": stride[0], "row_kinds": kinds[0],
+        "kinds": kinds[1],
     }  # fmt: skip
     sizes = np.array([known[name] for name in SIZES], np.int64)
     return Tiling(sizes, _table(bands, 5), *tiles.tables(), starts, offsets, order, len(to))
@@ -338,11 +342,9 @@ def _not_a_power(pitch: int) -> int:
     return (lines + 1 if lines % 8 == 0 else lines) * line if pitch > LANES else pitch
 
 
-def _groups(
-    inputs: int, weights: int, outputs: int, reach: tuple[int, int], stride: tuple[int, int], run: int
-) -> int:
+def _groups(inputs: int, weights: int, outputs: int, reach: tuple[int, int], kinds: tuple[int, int], run: int) -> int:
     """In how many groups to take the input channels, so that what the tiles of one read stays close."""
-    pixels = (TILE // run + reach[0]) * (run + reach[1]) * stride[0] * stride[1]
+    pixels = (TILE // run + reach[0]) * (run + reach[1]) * kinds[0] * kinds[1]
     wanted = -(-inputs * pixels * LANES * 4 // FIRST_LEVEL_BYTES)
     return int(max(1, min(wanted, weights // max(1, outputs) // LEAST_WEIGHTS)))
 

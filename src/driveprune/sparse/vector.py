@@ -223,6 +223,31 @@ def _every_other(code: Code, pointer: Any) -> list[Any]:
 
 
 @intrinsic
+def transpose(_: Any, target: Any, to: Any, source: Any, begin: Any, apart: Any) -> Any:
+    """As many vectors as one has lanes: target[to + k · LANES + r] = source[begin + r · apart + k]."""
+    int64 = types.int64
+    signature = types.void(target, int64, source, int64, int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args, LANES)
+        origin, places = code.at(code.data(2), args[3]), [builder.mul(args[4], I64(r)) for r in range(LANES)]
+        rows = [code.load(code.at(origin, place)) for place in places]
+        half = 1
+        while half < LANES:  # squares of so many lanes change their places
+            low = [lane + LANES - half if lane & half else lane for lane in range(LANES)]
+            high = [lane + LANES if lane & half else lane + half for lane in range(LANES)]
+            for first in (r for r in range(LANES) if not r & half):
+                pair = rows[first], rows[first + half]
+                rows[first], rows[first + half] = code.shuffle(*pair, low), code.shuffle(*pair, high)
+            half *= 2
+        for k, row in enumerate(rows):
+            code.store(row, code.at(code.data(0), args[1], k * LANES))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
 def max_vector(_: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
     """The larger ones of target[to] and source[begin], into target; what is no number wins."""
     signature = types.void(target, types.int64, source, types.int64)
