@@ -1,3 +1,6 @@
+import errno
+import json
+import math
 import os
 
 import pytest
@@ -107,3 +110,103 @@ def test_json_with_a_checksum(tmp_path):
         (tmp_path / "j").write_text(damaged)
         with pytest.raises(ValueError, match="damaged"):
             read_json(tmp_path / "j")
+
+
+def test_files_are_made_with_the_users_umask_which_is_never_changed(tmp_path, monkeypatch):
+    """`umask` can only be read by setting it, for all threads: a file that another one makes meanwhile is open to all."""
+    before = os.umask(0o077)
+    try:
+        monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask of the process was touched"))
+        write_atomically(tmp_path / "private", b"")
+        (tmp_path / "plain").write_bytes(b"")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "plain").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_an_error_of_the_system_names_the_file_and_nothing_is_left_behind(tmp_path, monkeypatch, call):
+    path = tmp_path / "x"
+    write_atomically(path, b"old")
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, call, fail)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'$") as caught:
+        write_atomically(path, b"new")
+    monkeypatch.undo()
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_short_write_goes_on_with_the_rest(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(files.os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    write_atomically(tmp_path / "x", b"0123456789")
+    assert (tmp_path / "x").read_bytes() == b"0123456789"
+
+
+def test_a_link_is_written_through_or_replaced_as_it_is_asked(tmp_path):
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "link"
+    elsewhere.write_bytes(b"old")
+    link.symlink_to(elsewhere)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert elsewhere.read_bytes() == b"new"
+    write_atomically(link, b"own", follow=False)
+    assert not link.is_symlink()
+    assert (link.read_bytes(), elsewhere.read_bytes()) == (b"own", b"new")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="circle"):
+        write_atomically(tmp_path / "circle", b"")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "folder", "zero"):
+        with pytest.raises(ValueError, match=f"{name} is no regular file"):
+            files.open_regular(tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name} is no regular file"):
+            read_json(tmp_path / name)
+
+
+def test_numbers_that_json_does_not_know_are_neither_written_nor_read(tmp_path):
+    path = tmp_path / "j"
+    for number in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match="j cannot be written: .*not JSON compliant"):
+            write_json(path, {"a": [number]})
+    assert not path.exists()
+    for text in ('{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="j is damaged"):
+            read_json(path)
+
+
+def test_deep_json_is_an_error_that_names_the_file(tmp_path):
+    for text in ("[" * 100_000, '{"a":' * 100_000, '{"a": ' + "[" * 900 + "]" * 900 + "}"):
+        (tmp_path / "j").write_text(text)
+        with pytest.raises(ValueError, match="j is damaged"):
+            read_json(tmp_path / "j")
+    write_tensors(tmp_path / "s", {}, {"state": "[" * 100_000})
+    with pytest.raises(ValueError, match="s is damaged: it is nested too deeply"):
+        read_state(tmp_path / "s")
+
+
+def test_the_text_of_a_state_is_json_whatever_its_numbers(tmp_path):
+    write_state(tmp_path / "s", {"rows": [float("nan"), float("inf"), 1.5]})
+    text = read_tensors(tmp_path / "s")[1]["state"]
+    assert json.loads(text, parse_constant=lambda word: pytest.fail(word)) is not None
+    rows = read_state(tmp_path / "s")["rows"]
+    assert math.isnan(rows[0])
+    assert rows[1:] == [float("inf"), 1.5]
+    for odd in ('{"tensor": 5}', '{"a": 1, "b": 2}', '{"dict": 3}', '{"float": "x"}'):
+        write_tensors(tmp_path / "s", {}, {"state": odd})
+        with pytest.raises(ValueError, match="s is damaged"):
+            read_state(tmp_path / "s")

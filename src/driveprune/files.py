@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from errno import ELOOP
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from secrets import token_hex
+from stat import S_ISREG
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,29 +23,61 @@ from torch import Tensor
 _CHECKSUM = "sha256"
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file so that, whatever happens, either the old or the new content is there."""
-    path = Path(path).resolve()  # a link stays a link
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, follow: bool = True, sync: bool = True) -> None:
+    """Write a file so that, whatever happens, either the old or the new content is there.
+
+    Args:
+        path: the file; an error of the system, such as a full disk, names it.
+        data: its content.
+        follow: write to where a link points, and leave the link as it is; without, a file takes the link's place.
+        sync: wait until the disk has it; without, a machine that loses power may lose old and new.
+
+    """
+    path = Path(path)
+    with _naming(path):
+        path = path.resolve() if follow else path.parent.resolve() / path.name
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    with _naming(path):
+        temporary = path.with_name(f".{path.name}.{token_hex(4)}.part")
+        try:
+            _write_new(temporary, data, sync)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        if sync:
+            _sync_folder(path.parent)
+
+
+def _write_new(path: Path, data: bytes, sync: bool) -> None:
+    """Write a file that is not there yet; the system gives it the permissions that the user's umask leaves."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+_PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the file that was meant, whatever it was that failed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    except RuntimeError as error:  # how pathlib tells of links in a circle
+        raise OSError(ELOOP, os.strerror(ELOOP), os.fspath(path)) from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -54,11 +89,24 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read it; an error if it is a folder, a pipe (which may wait for ever) or a device (without end)."""
+    if not S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{os.fspath(path)} is no regular file")
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not S_ISREG(os.fstat(descriptor).st_mode):  # it was one a moment ago
+        os.close(descriptor)
+        raise ValueError(f"{os.fspath(path)} is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def write_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, follow: bool = True
+) -> None:
     """Write a safetensors file atomically, with a checksum over tensors and metadata."""
     plain = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     checked = {**metadata, _CHECKSUM: _digest(plain, plain.__getitem__, metadata)}
-    write_atomically(path, to_bytes(plain, metadata=checked))
+    write_atomically(path, to_bytes(plain, metadata=checked), follow=follow)
 
 
 @dataclass(frozen=True)
@@ -115,36 +163,64 @@ def _digest(names: Iterable[str], tensor: Callable[[str], Tensor], metadata: Map
     return digest.hexdigest()
 
 
-def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically, with a checksum over its content."""
-    write_atomically(path, (checked_json(content, indent=1) + "\n").encode())
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], *, follow: bool = True) -> None:
+    """Write a JSON file atomically, with a checksum over its content; JSON knows neither NaN nor infinity."""
+    try:
+        text = checked_json(content, indent=1)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be written: {error}") from None
+    write_atomically(path, (text + "\n").encode("utf-8", "surrogatepass"), follow=follow)
 
 
 def checked_json(content: Mapping[str, Any], indent: int | None = None) -> str:
     """The text of a file that `read_json` reads, with a checksum over its content."""
-    return json.dumps({**content, _CHECKSUM: _json_digest(content)}, indent=indent, ensure_ascii=False)
+    checked = {**content, _CHECKSUM: _json_digest(content)}
+    return json.dumps(checked, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a file of `write_json`, or raise one clear error if it is damaged."""
+    with open_regular(path) as file:
+        content = parsed_json(file.read(), os.fspath(path))
     try:
-        content = json.loads(Path(path).read_bytes())
-    except (ValueError, UnicodeDecodeError) as error:
+        expected = content.pop(_CHECKSUM, None) if isinstance(content, dict) else None
+        digest = _json_digest(content)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
-    if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _json_digest(content):
+    if not isinstance(content, dict) or expected != digest:
         raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
     return content
 
 
-def _json_digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def parsed_json(text: str | bytes, name: str) -> Any:
+    """What a JSON text says, or one clear error that names it; NaN and Infinity are no JSON.
+
+    >>> parsed_json("[1, NaN]", "numbers")
+    Traceback (most recent call last):
+        ...
+    ValueError: numbers is damaged: NaN is no number of JSON
+    """
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError(f"{name} is damaged: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged: {error}") from None
 
 
-def write_state(path: str | os.PathLike[str], state: object) -> None:
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _json_digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def write_state(path: str | os.PathLike[str], state: object, *, follow: bool = True) -> None:
     """Write a nest of dicts, lists, tuples, tensors, numbers, strings and None: a checkpoint without pickle."""
     tensors: dict[str, Tensor] = {}
-    folded = json.dumps(_folded(state, tensors))
-    write_tensors(path, tensors, {"state": folded})
+    folded = json.dumps(_folded(state, tensors), allow_nan=False)
+    write_tensors(path, tensors, {"state": folded}, follow=follow)
 
 
 def read_state(path: str | os.PathLike[str]) -> Any:
@@ -152,7 +228,11 @@ def read_state(path: str | os.PathLike[str]) -> Any:
     tensors, metadata = read_tensors(path)
     if "state" not in metadata:
         raise ValueError(f"{os.fspath(path)} is no checkpoint of driveprune")
-    return _unfolded(json.loads(metadata["state"]), tensors)
+    folded = parsed_json(metadata["state"], os.fspath(path))
+    try:
+        return _unfolded(folded, tensors)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {type(error).__name__}: {error}") from None
 
 
 def _folded(value: object, tensors: dict[str, Tensor]) -> object:
@@ -167,6 +247,8 @@ def _folded(value: object, tensors: dict[str, Tensor]) -> object:
             return {"tuple": [_folded(item, tensors) for item in value]}
         case list():
             return [_folded(item, tensors) for item in value]
+        case float() if not isfinite(value):
+            return {"float": str(value)}  # JSON knows neither NaN nor infinity
         case None | bool() | int() | float() | str():
             return value
     raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
@@ -180,6 +262,8 @@ def _unfolded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[str(content)]
+    if kind == "float":
+        return float(content)
     if kind == "tuple":
         return tuple(_unfolded(item, tensors) for item in content)
     return {_unfolded(k, tensors): _unfolded(v, tensors) for k, v in content}

@@ -64,9 +64,9 @@ def arm(die: Death) -> None:
         content = [b""]
         write = driveprune.files.write_atomically
 
-        def noted(path: str, data: bytes) -> None:
+        def noted(path: str, data: bytes, **options: bool) -> None:
             content[0] = data
-            write(path, data)
+            write(path, data, **options)
 
         driveprune.files.write_atomically = noted
         driveprune.files.os.fsync = half
