@@ -113,7 +113,7 @@ def test_json_with_a_checksum(tmp_path):
 
 
 def test_files_are_made_with_the_users_umask_which_is_never_changed(tmp_path, monkeypatch):
-    """`umask` can only be read by setting it, for all threads: a file that another one makes meanwhile is open to all."""
+    """`umask` can only be read by setting it, for all threads: what another one writes meanwhile is open to all."""
     before = os.umask(0o077)
     try:
         monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask of the process was touched"))
@@ -202,7 +202,7 @@ def test_deep_json_is_an_error_that_names_the_file(tmp_path):
 def test_the_text_of_a_state_is_json_whatever_its_numbers(tmp_path):
     write_state(tmp_path / "s", {"rows": [float("nan"), float("inf"), 1.5]})
     text = read_tensors(tmp_path / "s")[1]["state"]
-    assert json.loads(text, parse_constant=lambda word: pytest.fail(word)) is not None
+    assert json.loads(text, parse_constant=pytest.fail) is not None
     rows = read_state(tmp_path / "s")["rows"]
     assert math.isnan(rows[0])
     assert rows[1:] == [float("inf"), 1.5]

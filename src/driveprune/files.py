@@ -90,7 +90,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read it; an error if it is a folder, a pipe (which may wait for ever) or a device (without end)."""
+    """Open a file to read it; an error if it is a folder, a pipe (which may block) or a device (without end)."""
     if not S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{os.fspath(path)} is no regular file")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
