@@ -225,3 +225,10 @@ def test_tables_are_made_once():
     assert made[0] is made[1]
     assert made[0] is not made[2]
     assert copy.deepcopy(kernel) is kernel
+
+
+def test_tables_of_many_sizes_are_not_all_kept():
+    kernel = Kernel(layer_of(torch.ones(2, 2, 1, 1, dtype=torch.bool)))
+    made = [kernel.tiling(blocked.forward, 4, width, 1) for width in range(1, blocked.TILINGS_KNOWN + 10)]
+    assert len(kernel._tilings) == blocked.TILINGS_KNOWN
+    assert kernel.tiling(blocked.forward, 4, blocked.TILINGS_KNOWN + 9, 1) is made[-1]

@@ -1,10 +1,13 @@
 """Memory that is handed out again only when nobody holds it."""
 
+import copy
+import gc
 import threading
 
 import torch
+from torch import nn
 
-from driveprune.sparse import memory
+from driveprune.sparse import memory, sparsify
 from driveprune.sparse.memory import SMALL, Memory
 
 
@@ -100,3 +103,49 @@ def test_threads_get_memory_of_their_own():
         each.join()
     assert not wrong
     assert len(pool._known[SMALL]) <= 8
+
+
+def test_a_lease_that_ends_gives_back_what_nobody_holds(monkeypatch):
+    pool = Memory()
+    monkeypatch.setattr(memory.Lease, "_memory", pool)
+    first, second = memory.Lease(), copy.deepcopy(memory.Lease())
+    held = pool.empty(SMALL)
+    pool.empty(SMALL + 1)
+    pool.empty(SMALL)
+    place = held.data_ptr()
+    del second
+    assert {count: len(arrays) for count, arrays in pool._known.items()} == {SMALL: 1}
+    assert pool._known[SMALL][0].ctypes.data == place
+    del held, first
+    assert not pool._known
+    assert not pool._asked
+
+
+def test_a_lease_may_end_while_memory_is_asked_for(monkeypatch):
+    """The collection of garbage may begin anywhere, also in the thread that has the lock."""
+    pool = Memory()
+    pool.empty(SMALL)
+    with pool._lock:
+        pool.give_back()
+        assert pool._known
+    held = pool.empty(SMALL + 1)
+    assert list(pool._known) == [held.numel()]
+
+
+def test_the_memory_of_a_network_goes_with_it(monkeypatch):
+    pool = Memory()
+    monkeypatch.setattr(memory, "MEMORY", pool)
+    monkeypatch.setattr(memory.Lease, "_memory", pool)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 2))
+    mask = {name: torch.rand_like(w) < 0.2 for name, w in net.named_parameters() if w.dim() > 1}
+    fast = sparsify(net, mask, torch.ones(1, 3, 8, 8), layers="sparse")
+    for images in (256, 512):
+        fast(torch.randn(images, 3, 8, 8)).sum().backward()
+    assert len(pool._known) >= 2
+    twin = copy.deepcopy(fast)
+    del fast
+    gc.collect()
+    assert pool._known  # the twin has the same kernels
+    del twin
+    gc.collect()
+    assert not pool._known

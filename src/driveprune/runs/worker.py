@@ -6,7 +6,9 @@ It reads {"spec": ..., "data_dir": ..., "share": ..., "every": ..., "engine": ..
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import json
 import os
 import sys
@@ -29,6 +31,7 @@ def main(root: Path, parent: int) -> None:
     """Do what the sweep with this process id asks for, until there is nothing more."""
     answers = os.fdopen(os.dup(1), "w")
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    gc.freeze()  # what is imported stays, and need not be looked at after each run
     for line in sys.stdin:
         answers.write(json.dumps(do(root, json.loads(line))) + "\n")
         answers.flush()
@@ -36,7 +39,7 @@ def main(root: Path, parent: int) -> None:
 
 def do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
     """Do a run as it was ordered: its id, and why it failed or None."""
-    spec = Spec.from_json(order["spec"])
+    spec, error = Spec.from_json(order["spec"]), None
     try:
         with _printing_to(open_run(root, spec) / "log.txt"):
             try:
@@ -47,9 +50,19 @@ def do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
             except Exception:
                 traceback.print_exc()
                 raise
-    except Exception as error:
-        return {"id": spec.id, "error": f"{type(error).__name__}: {error}"}
-    return {"id": spec.id, "error": None}
+    except Exception as failed:
+        error = f"{type(failed).__name__}: {failed}"
+    _give_memory_back()
+    return {"id": spec.id, "error": error}
+
+
+def _give_memory_back() -> None:
+    """Let the next run begin with no more memory than this one: glibc would keep what was freed in small pieces."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
 
 
 @contextmanager
@@ -69,7 +82,7 @@ def _printing_to(path: Path) -> Iterator[None]:
             os.close(old)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _data(name: str, data_dir: str | None, size: int | None) -> Data:
     return datasets.load(name, data_dir, size=size)
 

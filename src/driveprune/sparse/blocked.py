@@ -20,7 +20,7 @@ from driveprune.compiled import threads, use_threads
 from driveprune.noise import dropout_of_ones
 from driveprune.sparse import both_kernels, kernels, plane_kernels
 from driveprune.sparse.code import LANES, LINE
-from driveprune.sparse.memory import Floats, empty
+from driveprune.sparse.memory import Floats, Lease, empty
 from driveprune.sparse.tile import SPARE
 from driveprune.sparse.tiling import Layer, Tiling, backward, blocks_for, both, forward
 
@@ -67,11 +67,15 @@ def flat(x: Tensor) -> Floats:
     return found
 
 
+TILINGS_KNOWN = 48
+"""A layer keeps so many tables: those of six sizes of inputs or more, in training."""
+
+
 class Kernel:
     """A layer's kept weights and the tables of its kernels, made when they are first needed."""
 
     def __init__(self, layer: Layer) -> None:
-        self.layer = layer
+        self.layer, self._lease = layer, Lease()
         self._tilings: dict[tuple[Any, ...], Tiling] = {}
 
     def __deepcopy__(self, _: Any) -> Kernel:
@@ -79,10 +83,11 @@ class Kernel:
 
     def tiling(self, make: Callable[[Layer, int, int, int], Tiling], height: int, width: int, blocks: int) -> Tiling:
         """The tables for a size of image."""
-        key = make, height, width, blocks
-        if key not in self._tilings:
-            self._tilings[key] = make(self.layer, height, width, blocks)
-        return self._tilings[key]
+        key, known = (make, height, width, blocks), self._tilings
+        if key not in known:  # a new dictionary: other threads may be reading the old one
+            made = make(self.layer, height, width, blocks)
+            self._tilings = known = {**dict([*known.items()][1 - TILINGS_KNOWN :]), key: made}
+        return known[key]
 
     def output(
         self, x: Tensor, values: Tensor, bias: Tensor | None, *, plus: Tensor | None = None, relu: bool = False

@@ -33,6 +33,8 @@ class Memory:
         self._known: dict[int, list[Floats]] = defaultdict(list)
         self._asked: dict[int, int] = {}
         self._handed_out = 0
+        self._unwanted = False
+        """Whether what nobody holds is to be given back to the system before more is handed out."""
 
     def empty(self, *shape: int) -> Tensor:
         """A float32 tensor with anything in it."""
@@ -40,6 +42,8 @@ class Memory:
         if count < SMALL:
             return torch.empty(shape, dtype=torch.float32)
         with self._lock:
+            if self._unwanted:
+                self._forget_unheld()
             self._handed_out += 4 * count
             self._asked[count] = self._handed_out
             arrays = self._known[count]
@@ -52,16 +56,52 @@ class Memory:
             arrays.append(torch.empty(count, dtype=torch.float32).numpy())
             return torch.from_numpy(arrays[-1]).view(shape)
 
+    def give_back(self) -> None:
+        """Give what nobody holds back to the system: now, or when memory is asked for next if it is just being so."""
+        self._unwanted = True
+        if self._lock.acquire(blocking=False):  # it may be this very thread that has the lock
+            try:
+                self._forget_unheld()
+            finally:
+                self._lock.release()
+
     def _bytes(self) -> int:
         return sum(4 * count * len(arrays) for count, arrays in self._known.items())
 
     def _forget_unused(self) -> None:
-        for count, arrays in self._known.items():
-            if self._handed_out - self._asked[count] > WHILE:
-                arrays[:] = [array for array in arrays if sys.getrefcount(array) > 3]
+        for count in [count for count in self._known if self._handed_out - self._asked[count] > WHILE]:
+            self._forget(count)
+
+    def _forget_unheld(self) -> None:
+        self._unwanted = False
+        for count in list(self._known):
+            self._forget(count)
+
+    def _forget(self, count: int) -> None:
+        """Forget the memory of a size that nobody holds."""
+        arrays = self._known[count]
+        held = [arrays[number] for number in range(len(arrays)) if sys.getrefcount(arrays[number]) > 2]
+        self._known[count] = held
+        if not held:
+            del self._known[count], self._asked[count]
 
 
 MEMORY = Memory()
+
+
+class Lease:
+    """Memory stays for whoever has one: when it ends, what nobody holds at that time goes back to the system.
+
+    Each kernel has one. Networks have memory of sizes of their own, which would stay for ever after them.
+    """
+
+    _memory = MEMORY  # modules may be gone at the end of the process
+
+    def __del__(self) -> None:
+        self._memory.give_back()
+
+    def __reduce__(self) -> tuple[type[Lease], tuple[()]]:
+        return Lease, ()
 
 
 def empty(*shape: int) -> Tensor:
