@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from driveprune import datasets, methods, models
 from driveprune.files import checked_json
 from driveprune.report import palette, tables
 from driveprune.report.claims import claims, signed
@@ -419,6 +420,7 @@ def _run(run: Run) -> dict[str, Any]:
         "sparsity": spec.get("sparsity"),
         "seed": spec.get("seed"),
         "command": _command(run) if spec else "",
+        "named": _named(spec) if spec else "",
     }
     if run.standing != "done":
         about |= {"why": _why(run), "error": run.error or ""}
@@ -431,6 +433,14 @@ def _command(run: Run) -> str:
     ranks = run.spec.get("ranks", 1)
     start = "driveprune" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m driveprune"
     return f"{start} run --spec {shlex.quote(spec)} --runs repeated"
+
+
+def _named(spec: Mapping[str, Any]) -> str:
+    """What repeating a run would load beside this package, and when it does; empty if nothing."""
+    recipe = spec["recipe"]
+    known = {*models.names(), *methods.names(), *datasets.names(), DENSE}
+    found = [name for name in (recipe["model"], spec["method"], recipe["data"]) if name not in known]
+    return f"loads {' and '.join(found)}: only if it is known there by its checksum, or with --trust" if found else ""
 
 
 def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:

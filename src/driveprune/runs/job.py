@@ -25,8 +25,9 @@ from driveprune.files import write_atomically, write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
-from driveprune.runs.spec import Spec, code_of
+from driveprune.runs.spec import Spec
 from driveprune.runs.store import FolderCheckpoints, SharedBeginning, lock_of, open_run, result_of, write_status
+from driveprune.runs.trust import check_trusted
 from driveprune.seeds import seed_for
 from driveprune.summary import Summary, summary
 from driveprune.train import Beginning, Moment, Trained
@@ -43,6 +44,7 @@ def carry_out(
     wait: bool = False,
     every: float = 60.0,
     engine: EngineName = "dense",
+    trust: bool = False,
     watch: Watch = lambda _: None,
 ) -> dict[str, Any]:
     """Do a run, or go on with it, or do nothing if it is done; what came of it is returned.
@@ -57,14 +59,13 @@ def carry_out(
         share: keep the dense beginning, or take it over from another run.
         every: seconds between checkpoints.
         engine: what computes after a cut; it is no part of what the run is, and another one may go on with it.
+        trust: import what the spec names though it is not of this package and no checksum in the spec proves it.
         watch: called after each step.
 
     """
+    check_trusted(spec, trust, has_data=True)
     if data.fingerprint != spec.fingerprint:
         raise ValueError(f"the data {data.label} are not those of the run {spec.id}: they have changed")
-    for name, code in ((spec.recipe.model, spec.model_code), (spec.method, spec.method_code)):
-        if code and code != code_of(name):
-            raise ValueError(f"the code of {name} is not that of the run {spec.id}: it has changed")
     if spec.ranks != collectives.size():
         raise ValueError(
             f"the run {spec.id} is for {spec.ranks} processes, got {collectives.size()}: "

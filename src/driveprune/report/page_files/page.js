@@ -262,7 +262,8 @@ function commandOf(run) {
       said.textContent = "press Ctrl+C";
     }
   });
-  return [make("h3", {}, "Repeat it"), text, make("div", { class: "actions" }, copy, said)];
+  const named = run.named ? [make("p", {}, run.named)] : [];
+  return [make("h3", {}, "Repeat it"), text, ...named, make("div", { class: "actions" }, copy, said)];
 }
 
 function specOf(run) {
