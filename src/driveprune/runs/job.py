@@ -184,6 +184,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
         "collapsed": effective == 1.0,
         "macs": table.macs,
         "dense_macs": table.dense_macs,
+        "macs_examples": 1,
         "net_bytes": (folder / "net.safetensors").stat().st_size,
         "layers": [
             {"name": layer.name, "shape": list(layer.shape), "weights": layer.weights, "kept": layer.kept}
@@ -198,7 +199,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
 def _summary(model: nn.Module, mask: Mask, data: Data, spec: Spec) -> Summary:
     """The layers; with paths and multiply-adds if the network can be followed."""
     batches, _ = sources(data, spec.recipe, holdout=spec.holdout, seed=spec.seed, device=spec.device)
-    example = next(iter(batches))[0][:2]
+    example = next(iter(batches))[0][:1]
     try:
         return summary(mask, model, example)
     except Exception:  # a network that cannot be followed is a network all the same
@@ -210,9 +211,25 @@ def environment() -> dict[str, Any]:
     packages = ("driveprune", "torch", "numpy", "numba")
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "model": processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": os.cpu_count(),
+        },
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def processor() -> str:
+    """The processor's name as the system has it: results are the same to the last bit only on the same kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(found, platform.processor() or "unknown")
 
 
 @contextmanager
