@@ -40,7 +40,7 @@ def report(
     """What runs gave: tables here, or a page with figures, and what did not finish. Nothing in them is run."""
     found = _runs(runs)
     if as_json:
-        print_json([tables.plain(each) for each in found])
+        print_json(tables.plain_all(found))
     elif output is None and figures is None:
         print_report(found)
     if output is not None:

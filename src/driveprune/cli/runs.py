@@ -54,6 +54,7 @@ from driveprune.files import read_json
 from driveprune.integrations import ray
 from driveprune.progress import shown
 from driveprune.report import tables
+from driveprune.report.groups import finding_of
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import DENSE, Spec, make_spec
 from driveprune.runs.store import read_run
@@ -129,7 +130,9 @@ def run(
     if not speaks:
         return
     if as_json:
-        print_json({**result, "folder": str(runs / wanted.id)})
+        finding = finding_of(runs / wanted.id)
+        stability = None if finding is None else vars(finding)
+        print_json({**result, "folder": str(runs / wanted.id), "stability": stability})
     else:
         print_run(runs / wanted.id)
 
@@ -233,7 +236,7 @@ def sweep(
     )  # fmt: skip
     found = [read_run(runs / spec.id) for spec in specs if (runs / spec.id / "spec.json").exists()]
     if as_json:
-        print_json({**vars(outcome), "runs": [tables.plain(each) for each in found]})
+        print_json({**vars(outcome), "runs": tables.plain_all(found)})
     else:
         print_report(found)
     for name, error in outcome.failed.items():

@@ -201,7 +201,7 @@ class _Figure:
 _FIGURES = (
     _Figure("accuracy", "Accuracy against sparsity",
             "Line: mean after the last epoch. Band: ± one deviation over seeds. Each point is a run; hollow, at the "
-            "foot: a collapsed network."),
+            "foot: a collapsed network; ringed: an unstable run, far below its like."),
     _Figure("relative", "Change relative to IMP",
             "Points of accuracy above or below the mean of IMP at the same sparsity, last epoch."),
     _Figure("cost", "Accuracy against the time to obtain the network",
@@ -257,6 +257,7 @@ class _Choice:
     seconds: float
     imp_seconds: float | None
     collapsed: bool
+    unstable: bool
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,8 @@ class _Advice:
 
 def _advice(number: int, group: Group) -> _Advice:
     choices = tuple(choice for sparsity in group.sparsities if (choice := _choice(group, sparsity)) is not None)
-    sound = [choice for choice in choices if not choice.collapsed]
+    sound = [choice for choice in choices if not choice.collapsed and not choice.unstable]
+    sound = sound or [choice for choice in choices if not choice.collapsed]
     near = [choice for choice in sound if choice.to_dense is not None and choice.to_dense >= -NEAR]
     dense = group.cell(DENSE, 0.0)
     return _Advice(
@@ -307,6 +309,7 @@ def _choice(group: Group, sparsity: float) -> _Choice | None:
         cell.mean("pruning") or 0.0,
         None if imp is None else imp.mean("pruning"),
         cell.collapsed > 0,
+        bool(cell.seeds("unstable")),
     )
 
 
@@ -402,10 +405,16 @@ def _data(
             for group in groups
         ],
         "runs": [
-            {"id": name, "group": number, "label": places[label], **_run(run)}
+            {"id": name, "group": number, "label": places[label], **_run(run), **_found(groups[number], run)}
             for name, (number, label, run) in zip(names, flat, strict=True)
         ],
     }
+
+
+def _found(group: Group, run: Run) -> dict[str, Any]:
+    """What is to be said of a run beside its like, if there is something."""
+    finding = None if run.result is None else group.finding(run)
+    return {} if finding is None or finding.word == "sound" else {"word": finding.word, "finding": str(finding)}
 
 
 def _layer_names(group: Group) -> list[str]:
