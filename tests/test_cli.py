@@ -307,3 +307,22 @@ def test_the_command_works_as_a_module():
         capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"},
     )  # fmt: skip
     assert "drive" in json.loads(done.stdout)
+
+
+def test_a_run_that_fell_is_called_unstable_wherever_it_is_shown(tmp_path):
+    """Beside a dense run one of a random mask, which learns little in four epochs; with a second seed both are weak."""
+    words = ("--epochs", "4", "--threads", "1", "--runs", str(tmp_path))
+    assert run("run", "--method", "dense", *words).exit_code == 0
+    fallen = ("run", "--method", "random", "--sparsity", "0.98", *words)
+    result = json.loads(run(*fallen, "--json").stdout)
+    assert result["last"] < 0.6
+    assert result["stability"]["word"] == "unstable"
+    path = result["folder"]
+    for shown in (run(*fallen), run("show", path), run("compare", path, path), run("report", str(tmp_path))):
+        assert shown.exit_code == 0
+        assert "unstable" in shown.output
+    assert json.loads(run("show", path, "--json").stdout)["stability"]["word"] == "unstable"
+    found = json.loads(run("report", str(tmp_path), "--json").stdout)
+    assert sorted(each["stability"]["word"] for each in found) == ["sound", "unstable"]
+    assert "weak: " in run(*fallen, "--seed", "1").stdout
+    assert "weak: " in run("show", path).stdout

@@ -94,6 +94,8 @@ def _cells(layer: Layer) -> tuple[str, str, str, str]:
 def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example: Any = None) -> Summary:
     """The layers of a mask; with a model and an example input, also effective sparsity and multiply-adds.
 
+    Multiply-adds are those of the input as it is given: one example, such as `x[:1]`, or all that are in it.
+
     >>> import torch
     >>> summary({"fc.weight": torch.tensor([[True, False, False, False]])}).layers[0].density
     0.25

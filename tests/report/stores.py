@@ -27,7 +27,8 @@ def result(last, *, best=None, pruning=1.0, training=2.0, collapsed=False, effec
         "id": "x", "data": "digits", "last": last, "best": best or last, "best_by": "test", "holdout": None,
         "rows": rows, "seconds": {"early training": pruning, "training": training, "pruning": pruning},
         "sparsity": sparsity, "effective_sparsity": 1.0 if collapsed else (effective or sparsity),
-        "collapsed": collapsed, "macs": 1000, "dense_macs": 10000, "net_bytes": int(1000 * (1.1 - sparsity)),
+        "collapsed": collapsed, "macs": 1000, "dense_macs": 10000, "macs_examples": 1,
+        "net_bytes": int(1000 * (1.1 - sparsity)),
         "layers": layers, "environment": environment(), **more,
     }  # fmt: skip
 

@@ -1,6 +1,10 @@
+import dataclasses
+
+from driveprune import recipes
 from driveprune.report.claims import claims, of_paper, of_runs
 from driveprune.report.groups import groups
-from tests.report.stores import run
+from driveprune.report.variants import recipe_of
+from tests.report.stores import run, spec_of
 
 RUNS = [
     run("imp", 0.9, 0.94, pruning=100.0, training=5.0),
@@ -80,3 +84,36 @@ def test_the_papers_own_numbers_are_tested_alike():
     assert found["DRIVE is at least as accurate as SNIP at each sparsity"] == "held in 31 of 32"
     assert found["DRIVE is at least as accurate as SynFlow at each sparsity"] == "held in 32 of 32"
     assert found["DRIVE obtains its sparse network 43 to 869 times faster than IMP"] == "held in 8 of 8"
+
+
+def test_the_variant_of_the_recipe_stands_for_a_method_whatever_else_is_run():
+    """The package's defaults are no ablation's ticket: the demo's DRIVE cuts after one epoch, the default is five."""
+    demo = recipes.get("demo-digits")
+    snip, drive = run("snip", 0.9, 0.95, recipe=demo), run("drive", 0.9, 0.90, recipe=demo)
+
+    def verdict(found):
+        claim = next(claim for claim in claims(groups(found)) if "SNIP at each" in claim.text)
+        return claim.verdict, claim.variants
+
+    said = "drive (as in recipe demo-digits: early_epochs 1, cuts 100) · snip (as in recipe demo-digits)"
+    assert verdict([snip, drive]) == ("did not hold", said)
+    for early in (5.0, 3.0):
+        ablation = [run("drive", 0.9, 0.99, recipe=demo, knobs={"early_epochs": early}, seed=s) for s in range(4)]
+        assert verdict([snip, drive, *ablation]) == ("did not hold", said)
+        assert verdict([*ablation, snip, drive]) == ("did not hold", said)
+    other = [run("drive", 0.9, 0.99, recipe=demo, knobs={"early_epochs": 3.0})]
+    assert verdict([snip, *other]) == (
+        "held",
+        said.replace("drive (as in", "drive (not as in").replace("epochs 1", "epochs 3"),
+    )
+
+
+def test_a_recipe_is_known_in_its_proportions_and_with_a_model_of_ones_own():
+    strong = recipes.scaled(recipes.get("strong-vgg16-cifar10"), epochs=16, width=0.5, images=1000)
+    for recipe in (strong, dataclasses.replace(strong, data="digits", model="mine.net")):
+        name, found = recipe_of(spec_of("snip", recipe=strong).to_json() | {"recipe": recipe.to_json()})
+        assert name.startswith("strong-")
+        assert found.knobs["drive"]["early_epochs"] == strong.knobs["drive"]["early_epochs"]
+    odd = dataclasses.replace(strong, data="digits", model="mine.net", rate=0.77).to_json()
+    assert recipe_of({"recipe": odd}) is None
+    assert recipe_of({"recipe": {**odd, "epochs": 0}}) is None

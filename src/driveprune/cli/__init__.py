@@ -15,5 +15,7 @@ def main() -> None:
         # Threads that wait must sleep: those of torch, spinning, would take a core from the kernels that are measured
         # next. OpenMP reads this only once, when it is loaded.
         words = [sys.executable, "-m", "driveprune", *sys.argv[1:]]
-        os.execve(sys.executable, words, {**os.environ, "OMP_WAIT_POLICY": "passive"})
+        # Begun as a script, the current folder is no place for modules, and `-m` would make it one.
+        safe = {} if sys.path[0] in {"", os.getcwd()} else {"PYTHONSAFEPATH": "1"}
+        os.execve(sys.executable, words, {**os.environ, **safe, "OMP_WAIT_POLICY": "passive"})
     app()

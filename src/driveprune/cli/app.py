@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -25,17 +23,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def told(command: Callable[P, R], *, own_code: bool = False) -> Callable[P, R]:
-    """Errors as one clear line and exit code 2, warnings as one line; no tracebacks.
-
-    With `own_code`, models, methods and data of the user's in the current folder can be named.
-    """
+def told(command: Callable[P, R]) -> Callable[P, R]:
+    """Errors as one clear line and exit code 2, warnings as one line; no tracebacks."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         warnings.showwarning = _one_line
-        if own_code:
-            sys.path.insert(0, os.getcwd())
         try:
             return command(*args, **kwargs)
         except typer.Exit:
@@ -45,11 +38,6 @@ def told(command: Callable[P, R], *, own_code: bool = False) -> Callable[P, R]:
             raise typer.Exit(2) from None
 
     return wrapped
-
-
-def with_own_code(command: Callable[P, R]) -> Callable[P, R]:
-    """As `told`, for commands that may load code of the user's from the current folder."""
-    return told(command, own_code=True)
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -15,8 +15,18 @@ from torch import nn
 
 from driveprune import datasets, models
 from driveprune.batches import Batches
-from driveprune.cli.app import app, with_own_code
-from driveprune.cli.options import BudgetName, DataDir, Knobs, knobs_of, load_data
+from driveprune.cli.app import app, told
+from driveprune.cli.options import (
+    BudgetName,
+    DataDir,
+    Knobs,
+    cannot_act,
+    check_data_dir,
+    find_own,
+    knobs_of,
+    load_data,
+    said,
+)
 from driveprune.cut import Budget
 from driveprune.cut import prune as cut_now
 from driveprune.netfile import save
@@ -25,8 +35,9 @@ from driveprune.summary import summary
 
 
 @app.command()
-@with_own_code
+@told
 def prune(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="a model, or package.module.function that makes yours")],
     data: Annotated[str, typer.Argument(help="a data set, or package.module.function that makes your batches")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("net.safetensors"),
@@ -39,7 +50,8 @@ def prune(
     data_dir: DataDir = None,
 ) -> None:
     """Only cut: write the mask and the weights that are left of a model as it is made."""
-    net, batches = _model_and_batches(model, data, batch, data_dir, seed)
+    find_own(method)
+    net, batches = _model_and_batches(said(ctx), model, data, batch, data_dir, seed)
     mask = cut_now(
         net, batches, method=method, sparsity=sparsity, knobs=knobs_of(knob), budget=cast(Budget, budget), seed=seed
     )
@@ -49,8 +61,9 @@ def prune(
 
 
 @app.command()
-@with_own_code
+@told
 def preview(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="a model, or package.module.function that makes yours")],
     data: Annotated[str, typer.Argument(help="a data set, or package.module.function that makes your batches")],
     sparsity: Annotated[float, typer.Option(help="the fraction of weights to remove")] = 0.98,
@@ -59,19 +72,23 @@ def preview(
     data_dir: DataDir = None,
 ) -> None:
     """What every method would leave of a model, layer by layer; nothing is trained or written."""
-    net, batches = _model_and_batches(model, data, batch, data_dir, seed)
-    Console().print(preview_all(net, batches, sparsity=sparsity, seed=seed))
+    net, batches = _model_and_batches(said(ctx), model, data, batch, data_dir, seed)
+    preview_all(net, batches, sparsity=sparsity, seed=seed)  # which prints
 
 
 def _model_and_batches(
-    model: str, data: str, batch: int, data_dir: Path | None, seed: int
+    options: Mapping[str, str], model: str, data: str, batch: int, data_dir: Path | None, seed: int
 ) -> tuple[nn.Module, Iterable[Any]]:
     torch.manual_seed(seed)
+    find_own(model)
     if data in datasets.names() or Path(data).is_dir():
+        check_data_dir(options, data)
         loaded = load_data(data, data_dir)
         shape = loaded.train.x.shape
         net = models.build(model, classes=len(loaded.classes), inputs=shape[1], size=shape[2])
         return net, Batches(loaded.train, batch, mean=loaded.mean, deviation=loaded.deviation, seed=seed)
+    cannot_act(options, ["batch", "data_dir"], f"batches of your own ({data})", "they are for a data set by name")
+    find_own(data)
     return models.build(model, classes=10), _own(data)()
 
 

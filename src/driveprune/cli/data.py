@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from driveprune import datasets
 from driveprune.cli.app import data_app, print_json, told
-from driveprune.cli.options import AsJson, DataDir, Size
+from driveprune.cli.options import AsJson, DataDir, Size, check_data_dir, said
 
 
 @data_app.command("list")
@@ -27,15 +28,19 @@ def data_list(as_json: AsJson = False) -> None:
 
 @data_app.command("get")
 @told
-def data_get(name: str, data_dir: DataDir = None) -> None:
+def data_get(ctx: typer.Context, name: str, data_dir: DataDir = None) -> None:
     """Download a data set, with its checksum."""
+    check_data_dir(said(ctx), name)
     Console().print(escape(str(datasets.get(name, data_dir))), highlight=False, soft_wrap=True)
 
 
 @data_app.command("check")
 @told
-def data_check(name: str, data_dir: DataDir = None, size: Size = None, as_json: AsJson = False) -> None:
+def data_check(
+    ctx: typer.Context, name: str, data_dir: DataDir = None, size: Size = None, as_json: AsJson = False
+) -> None:
     """Read a data set and say what is there, and whether it is the official one."""
+    check_data_dir(said(ctx), name)
     data = datasets.load(name, data_dir, size=size)
     facts = {
         "name": data.label,

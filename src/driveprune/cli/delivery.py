@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,8 @@ from torch import nn
 from driveprune import export as exports
 from driveprune import models
 from driveprune.bench import bench as measure
-from driveprune.cli.app import app, print_json, with_own_code
-from driveprune.cli.options import AsJson, list_of
+from driveprune.cli.app import app, print_json, told
+from driveprune.cli.options import AsJson, cannot_act, find_own, list_of, said
 from driveprune.delivery import gained
 from driveprune.netfile import load, provenance
 from driveprune.report import speed
@@ -30,8 +31,9 @@ Classes = Annotated[int, typer.Option(help="classes, for a model by name")]
 
 
 @app.command()
-@with_own_code
+@told
 def export(
+    ctx: typer.Context,
     path: Net,
     format: Annotated[str, typer.Option(help=f"one of {', '.join(exports.names())}")] = "onnx",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the file (csr: the folder) to write")] = None,
@@ -42,7 +44,7 @@ def export(
 ) -> None:
     """Write a network for other programs, and say what was gained by pruning it."""
     file = _file(path)
-    net, shape = _network_of(file, model, example, classes)
+    net, shape = _network_of(file, said(ctx), model, example, classes)
     mask = load(file, net)
     x = torch.zeros(1, *shape)
     target = output or file.with_name(f"{file.stem}.{_ENDINGS.get(format, format)}")
@@ -67,8 +69,9 @@ _ENDINGS = {"safetensors": "dense.safetensors", "torch-prune": "torch-prune.safe
 
 
 @app.command()
-@with_own_code
+@told
 def bench(
+    ctx: typer.Context,
     path: Net,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="a picture to write: .svg, .png or .pdf")
@@ -85,7 +88,7 @@ def bench(
     file = _file(path)
     if output is not None:
         speed.check_kind(output)
-    net, shape = _network_of(file, model, example, classes)
+    net, shape = _network_of(file, said(ctx), model, example, classes)
     mask = load(file, net)
     sizes = list_of(batches, int, "--batches")
     with Console(stderr=True).status("", spinner="line") as status:
@@ -107,7 +110,7 @@ def _file(path: Path) -> Path:
 
 
 def _network_of(
-    file: Path, model: str | None, example: str | None, classes: int
+    file: Path, options: Mapping[str, str], model: str | None, example: str | None, classes: int
 ) -> tuple[nn.Module, tuple[int, ...]]:
     """The network that a file is of, freshly built, and the shape of an input.
 
@@ -117,11 +120,16 @@ def _network_of(
     if model is None and about.get("name") not in models.names():
         raise ValueError(f"{file} does not say which model of this package it is: name it with --model")
     if model is None or (model == about.get("name") and example is None):
+        known = "it says them itself; for others name --model and --input, too"
+        cannot_act(options, ["example", "classes"], str(file), known)
         wanted = {key: about[key] for key in ("classes", "width", "inputs", "size")}
         net = models.build(model or about["name"], **wanted)
         return net, (int(about["inputs"]), int(about["size"]), int(about["size"]))
     if example is None:
         raise ValueError("say the shape of an input with --input, such as --input 3,32,32")
+    find_own(model)
+    if not models.takes(model, "classes"):
+        cannot_act(options, ["classes"], f"--model {model}", "that function has no argument classes")
     shape = tuple(list_of(example, int, "--input"))
     sizes = {"inputs": shape[0], "size": shape[-1]}
     return models.build(model, classes=classes, **sizes), shape

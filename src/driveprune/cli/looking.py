@@ -22,6 +22,7 @@ from driveprune.cli.options import AsJson
 from driveprune.cli.printed import print_run
 from driveprune.netfile import read
 from driveprune.report import tables
+from driveprune.report.groups import finding_of
 from driveprune.runs.store import read_run
 from driveprune.summary import compared, summary
 
@@ -85,16 +86,16 @@ def show(
     if path.is_dir() and not (path / "net.safetensors").exists():
         if not (path / "spec.json").exists():
             raise ValueError(f"{path} is no folder of a run")
-        print_json(tables.plain(read_run(path))) if as_json else print_run(path)
+        print_json(tables.plain(read_run(path), finding_of(path))) if as_json else print_run(path)
         return
     file = path / "net.safetensors" if path.is_dir() else path
     weights, mask = read(file)
     dense = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     layers = [{**vars(layer), "shape": list(layer.shape)} for layer in summary(mask).layers]
     if as_json:
-        print_json(
-            {"layers": layers, "bytes": file.stat().st_size, "dense_bytes": dense, "provenance": mask.provenance}
-        )
+        facts = {"bytes": file.stat().st_size, "dense_bytes": dense, "provenance": mask.provenance}
+        finding = finding_of(path) if (path / "spec.json").exists() else None
+        print_json({"layers": layers, **facts, "stability": None if finding is None else vars(finding)})
         return
     console = Console()
     console.print(summary(mask))
@@ -117,6 +118,11 @@ def compare(
 ) -> None:
     """How much two masks have in common, layer by layer."""
     found = compared(_mask(first), _mask(second))
+    for path in (first, second):
+        finding = finding_of(path) if (path / "spec.json").exists() else None
+        if finding is not None and finding.word != "sound":
+            said = f"[yellow]{finding.word}:[/] {escape(str(path))}: {escape(finding.why)}"
+            Console(stderr=True).print(said, highlight=False, soft_wrap=True)
     if as_json:
         print_json([{**vars(layer), "overlap": layer.overlap, "chance": layer.chance} for layer in found])
         return

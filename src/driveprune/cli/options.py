@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +13,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from driveprune import datasets, models
+from driveprune import datasets, methods, models
 from driveprune import recipes as known_recipes
 from driveprune.batches import Data
 from driveprune.recipes import Recipe
+from driveprune.runs.spec import DENSE
+from driveprune.runs.trust import code_here
 
 Name = Annotated[str | None, typer.Option("--data", help="a data set, or a folder of class folders")]
 DataDir = Annotated[Path | None, typer.Option(help="where data sets are; by default the cache folder")]
@@ -48,6 +50,45 @@ Knobs = Annotated[list[str] | None, typer.Option("--knob", help="an option of th
 AsJson = Annotated[bool, typer.Option("--json", help="for scripts")]
 
 
+def said(ctx: typer.Context) -> dict[str, str]:
+    """The options that somebody has said, by their names in the code, as they are written.
+
+    What is not in it is at its default.
+    """
+    found = {}
+    for each in ctx.command.params:
+        source = ctx.get_parameter_source(each.name or "")
+        if each.opts[0].startswith("-") and source is not None and not source.name.startswith("DEFAULT"):
+            found[each.name or ""] = each.opts[0]
+    return found
+
+
+def cannot_act(options: Mapping[str, str], names: Iterable[str], beside: str, why: str) -> None:
+    """An error if one of some options was said that cannot act beside something else.
+
+    >>> cannot_act({"seed": "--seed"}, ["epochs"], "--spec", "the spec says it")
+    """
+    for name in names:
+        if name in options:
+            raise ValueError(f"{options[name]} cannot act beside {beside}: {why}")
+
+
+def check_data_dir(options: Mapping[str, str], data: str) -> None:
+    """An error if --data-dir was said for data that do not lie there."""
+    if data in datasets.names():
+        if datasets.embedded(data):
+            cannot_act(options, ["data_dir"], f"the data {data}", "they come with a package, not in files")
+    else:
+        cannot_act(options, ["data_dir"], f"the data {data}", "--data-dir is where the data sets of this package are")
+
+
+def find_own(*names: str | None) -> None:
+    """Let code in the current folder be found if the user names code that is not of this package."""
+    known = {*models.names(), *methods.names(), *known_recipes.names(), DENSE}
+    with code_here(any(name is not None and name not in known for name in names)):
+        pass
+
+
 def recipe_of(
     name: str | None,
     kind: str | None,
@@ -61,6 +102,8 @@ def recipe_of(
     """The recipe that the options ask for: by name, or for a data set and a model; the demo's if nothing is said."""
     if kind not in {None, "paper", "strong", "small", "demo"}:
         raise ValueError(f"--set must be paper, strong, small or demo, got {kind!r}")
+    _check_set(name, kind, data, model)
+    find_own(name, model)
     if name is not None:
         recipe = known_recipes.get(name)
         recipe = replace(recipe, data=data or recipe.data, model=model or recipe.model)
@@ -74,6 +117,18 @@ def recipe_of(
     else:
         recipe = known_recipes.find(data or "cifar10", model, kind)
     return known_recipes.scaled(recipe, epochs=epochs, width=width, images=images, test_images=test_images)
+
+
+def _check_set(recipe: str | None, kind: str | None, data: str | None, model: str | None) -> None:
+    """An error if --set was said where it chooses nothing."""
+    if kind is None:
+        return
+    if recipe is not None:
+        raise ValueError("--set cannot act beside --recipe, which is one of a set already: leave one of them out")
+    if data is None and model is None and kind != "demo":
+        raise ValueError(f"--set {kind} chooses by data set and model: say --data or --model, too")
+    if data is not None and data not in datasets.names() and kind != "strong":
+        raise ValueError(f"--set {kind} cannot act beside --data {data}: for folders there is only the set strong")
 
 
 def machine(threads: int | None, device: str | None, precision: str | None, channels_last: bool) -> dict[str, Any]:

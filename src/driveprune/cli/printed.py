@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from driveprune.report import tables
-from driveprune.report.groups import groups
+from driveprune.report.groups import finding_of, groups
 from driveprune.runs.store import Run, read_run
 
 
@@ -49,6 +49,9 @@ def print_run(folder: Path) -> None:
     console.print(f"sparsity {result['sparsity']:.4%}, effective {shown_effective}", highlight=False)
     if result["collapsed"]:
         console.print("[yellow]no path leads from input to output: the network cannot learn[/]")
+    finding = finding_of(folder)
+    if finding is not None and finding.word in {"unstable", "weak"}:
+        console.print(f"[yellow]{finding.word}:[/] {escape(finding.why)}", highlight=False, soft_wrap=True)
     if result.get("speedup") is not None:
         console.print(
             f"engine: {result['engine']}; a step on the kept weights alone was measured "

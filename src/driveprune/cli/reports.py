@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from driveprune.cli.app import app, print_json, told
-from driveprune.cli.options import AsJson
+from driveprune.cli.options import AsJson, cannot_act, said
 from driveprune.cli.printed import print_report
 from driveprune.files import write_atomically
 from driveprune.report import figures as draw
@@ -40,7 +40,7 @@ def report(
     """What runs gave: tables here, or a page with figures, and what did not finish. Nothing in them is run."""
     found = _runs(runs)
     if as_json:
-        print_json([tables.plain(each) for each in found])
+        print_json(tables.plain_all(found))
     elif output is None and figures is None:
         print_report(found)
     if output is not None:
@@ -73,10 +73,14 @@ def _write_report(path: Path, found: Iterable[Run]) -> None:
 @app.command()
 @told
 def watch(
+    ctx: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
     every: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
 ) -> None:
     """Watch a running sweep: the table filling up, learning curves, the time left. Ctrl-C ends the watching only."""
     _runs(runs)
+    console = Console()
+    if not console.is_terminal:
+        cannot_act(said(ctx), ["every"], "output that is no terminal", "the screen is printed once")
     with contextlib.suppress(KeyboardInterrupt):
-        watch_runs(runs, Console(), every=every)
+        watch_runs(runs, console, every=every)

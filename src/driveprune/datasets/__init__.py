@@ -60,6 +60,15 @@ def describe(name: str) -> About:
     return _module(name).ABOUT  # type: ignore[no-any-return]
 
 
+def embedded(name: str) -> bool:
+    """Whether a data set comes with a package: it has no files of its own, wherever one looks for them.
+
+    >>> embedded("digits"), embedded("cifar10")
+    (True, False)
+    """
+    return bool(getattr(_module(name), "EMBEDDED", False))
+
+
 def get(name: str, data_dir: str | Path | None = None) -> Path:
     """Download the official files of a data set and unpack them below data_dir; the folder that holds them."""
     return _module(name).get(Path(data_dir or default_dir()))  # type: ignore[no-any-return]

@@ -89,6 +89,14 @@ def _read_if_good(path: Path, key: str, mapped: bool) -> Data | None:
         return None
 
 
+def fingerprint_in(path: Path) -> str | None:
+    """The fingerprint that a cache file has; None if there is no such file, or if it is damaged."""
+    try:
+        return str(_description(path)["fingerprint"]) if path.is_file() else None
+    except (ValueError, OSError, KeyError):
+        return None
+
+
 class _OutOfDateError(Exception):
     """The images have changed since."""
 

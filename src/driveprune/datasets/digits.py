@@ -11,6 +11,8 @@ from driveprune.batches import Data, Images, statistics
 from driveprune.datasets._source import About
 
 ABOUT = About("handwritten digits", (1, 8, 8), 10, 1437, 360, "comes with scikit-learn")
+EMBEDDED = True
+"""There are no files of it."""
 
 
 def load(data_dir: Path | None = None) -> Data:

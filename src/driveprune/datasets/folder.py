@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from driveprune.batches import Data
-from driveprune.datasets._cache import Draft, Part, cached, key_of
+from driveprune.datasets._cache import Draft, Part, cached, fingerprint_in, key_of
 from driveprune.datasets._pictures import decode_all, sizes
 from driveprune.datasets._source import joined
 
@@ -32,8 +32,16 @@ def load(path: Path, *, size: int | None = None) -> Data:
     root = path.resolve()
     classes, train, test, note = _halves(root)
     key = key_of(root, [file for file, _ in train + test], size, classes, [len(train), len(test)])
-    cache = root / f".driveprune-cache-{size or 'own'}.bin"
-    return cached(cache, key, partial(_draft, f"folder {root.name}", classes, train, test, note, size))
+    return cached(_cache(root, size), key, partial(_draft, f"folder {root.name}", classes, train, test, note, size))
+
+
+def known_fingerprint(path: Path, size: int | None = None) -> str | None:
+    """The fingerprint of a folder that was read before, as its cache says; no image is read. None: it was not."""
+    return fingerprint_in(_cache(path.resolve(), size))
+
+
+def _cache(root: Path, size: int | None) -> Path:
+    return root / f".driveprune-cache-{size or 'own'}.bin"
 
 
 def _halves(root: Path) -> tuple[tuple[str, ...], Labelled, Labelled, str]:

@@ -13,7 +13,7 @@ from driveprune.models.digits import digits_net
 from driveprune.models.resnet import resnet18
 from driveprune.models.vgg import vgg16
 
-__all__ = ["alexnet", "build", "digits_net", "names", "resnet18", "vgg16"]
+__all__ = ["alexnet", "build", "digits_net", "names", "resnet18", "takes", "vgg16"]
 
 
 def names() -> list[str]:
@@ -22,7 +22,7 @@ def names() -> list[str]:
     >>> names()
     ['alexnet', 'digits_net', 'resnet18', 'vgg16']
     """
-    return [name for name in __all__ if name not in {"build", "names"}]
+    return [name for name in __all__ if name not in {"build", "names", "takes"}]
 
 
 def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size: int = 32) -> nn.Module:
@@ -30,7 +30,7 @@ def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size:
 
     A function is given those of `classes`, `width`, `inputs` (channels) and `size` (pixels) that it has.
     """
-    factory = globals()[name] if name in names() else _own(name)
+    factory = _factory(name)
     wanted: dict[str, Any] = {"classes": classes, "width": width, "inputs": inputs, "size": size}
     known = inspect.signature(factory).parameters
     if "width" not in known and width != 1.0:
@@ -41,6 +41,19 @@ def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size:
     if next(model.parameters(), None) is None:
         raise ValueError(f"{name} has no parameters to train")
     return model
+
+
+def takes(name: str, argument: str) -> bool:
+    """Whether the function that makes a network has an argument of this name.
+
+    >>> takes("vgg16", "classes"), takes("vgg16", "colour")
+    (True, False)
+    """
+    return argument in inspect.signature(_factory(name)).parameters
+
+
+def _factory(name: str) -> Any:
+    return globals()[name] if name in names() else _own(name)
 
 
 def _own(name: str) -> Any:

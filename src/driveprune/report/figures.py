@@ -34,12 +34,24 @@ def accuracy(group: Group) -> Figure | None:
     drawn = [_line(axes, group, method, "last", factor=100.0) for method in _pruned(group)]
     if not any(drawn):
         return None
+    _ring(axes, group)
     dense = group.cell(DENSE, 0.0)
     if dense is not None and (mean := dense.mean("last")) is not None:
         axes.axhline(100 * mean, color="black", linestyle=":", label="dense")
     _sparsity_axis(axes, group.sparsities)
     axes.set_ylabel("test accuracy in %, last epoch")
     return _finished(figure, [axes], group)
+
+
+def _ring(axes: Axes, group: Group) -> None:
+    """A ring around every mean in which there is an unstable run."""
+    for method in _pruned(group):
+        cells = [cell for cell in _cells(group, method) if cell.seeds("unstable")]
+        axes.plot(
+            _places([cell.sparsity for cell in cells]), [100 * _number(cell, "last") for cell in cells],
+            linestyle="none", marker="o", markersize=12, fillstyle="none", color=_colour(group, method),
+            label="ringed: with an unstable run" if cells else "_child",
+        )  # fmt: skip
 
 
 def accuracy_and_time(group: Group) -> Figure | None:
@@ -284,14 +296,17 @@ def _claims(folder: Path, claims: Sequence[Claim]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     table = tables.claims(claims)
     rows = [
-        (claim.text, check.group, check.where, check.verdict, check.numbers)
+        (claim.text, check.group, check.where, check.verdict, check.numbers, " · ".join(check.variants))
         for claim in claims
         for check in claim.checks
     ]
     return [
         _text(folder / "claims.csv", tables.table_csv(table)),
         _text(folder / "claims.tex", tables.to_latex(table, "the paper's claims")),
-        _text(folder / "claims-checks.csv", tables.to_csv(("claim", "runs", "where", "verdict", "numbers"), rows)),
+        _text(
+            folder / "claims-checks.csv",
+            tables.to_csv(("claim", "runs", "where", "verdict", "numbers", "with"), rows),
+        ),
     ]
 
 
@@ -331,7 +346,8 @@ def _finished(figure: Figure, rooms: Sequence[Axes], group: Group) -> Figure:
     named = {name: line for name, line in once.items() if not name.startswith("_child")}
     words = [_plain(name) for name in named]
     figure.legend(named.values(), words, loc="outside right upper", frameon=False, fontsize=8)
-    figure.suptitle(_plain(group.title), fontsize=9)
+    machines = f"\ncomputed on {_plain('; '.join(group.processors))}" if group.processors else ""
+    figure.suptitle(_plain(group.title) + machines, fontsize=9)
     return figure
 
 

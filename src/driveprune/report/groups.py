@@ -8,15 +8,16 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from driveprune.report.paper import default_knobs, paper_knobs
-from driveprune.runs.spec import DENSE
-from driveprune.runs.store import Run
+from driveprune.report.stability import Finding, Word, judged
+from driveprune.report.variants import described, wanted_knobs
+from driveprune.runs.spec import DENSE, Spec
+from driveprune.runs.store import Run, read_run
 
 Quantity = Literal["last", "best", "pruning", "total", "effective", "bytes", "speedup"]
 """Accuracy after the last and the best epoch; seconds to the sparse network and in all; effective sparsity; the size
@@ -38,6 +39,8 @@ class Cell:
     method: str
     sparsity: float
     runs: tuple[Run, ...]
+    dense: float | None = None
+    """The mean accuracy of the dense runs that this cell may be compared with."""
 
     def values(self, of: Quantity) -> tuple[float, ...]:
         """A number of each run that has it."""
@@ -59,6 +62,16 @@ class Cell:
         """How many of the networks no path leads through."""
         return sum(bool((run.result or {})["collapsed"]) for run in self.runs)
 
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is to be said of each run, seen beside the others."""
+        return tuple(judged(run, [other for other in self.runs if other is not run], self.dense) for run in self.runs)
+
+    def seeds(self, word: Word) -> list[int]:
+        """The seeds of the runs of which this is to be said."""
+        found = zip(self.runs, self.findings, strict=True)
+        return sorted(run.spec["seed"] for run, finding in found if finding.word == word)
+
 
 def quantity(run: Run, of: Quantity) -> float | None:
     """A number that a finished run gave, if it did."""
@@ -77,6 +90,13 @@ def quantity(run: Run, of: Quantity) -> float | None:
         case "speedup":
             value = result.get("speedup")
     return None if value is None or not isfinite(value) else float(value)
+
+
+def processor(run: Run) -> str:
+    """The processor that a finished run says it was computed on; runs of earlier versions say its family only."""
+    machine = (run.result or {}).get("environment", {}).get("machine", {})
+    known = [str(machine[name]) for name in ("model", "instructions") if machine.get(name)]
+    return ", ".join(known) or str(machine.get("processor", "unknown"))
 
 
 def tested_rows(run: Run) -> list[dict[str, Any]]:
@@ -101,7 +121,31 @@ class Group:
         for label, run in zip(self.labels, self.runs, strict=True):
             if run.result is not None:
                 gathered[label, run.spec["sparsity"]].setdefault(run.spec["seed"], run)
-        return {key: Cell(*key, tuple(found.values())) for key, found in gathered.items()}
+        cells = {key: Cell(*key, tuple(found.values())) for key, found in gathered.items()}
+        dense = cells[DENSE, 0.0].mean("last") if (DENSE, 0.0) in cells else None
+        return {key: cell if key[0] == DENSE else replace(cell, dense=dense) for key, cell in cells.items()}
+
+    def finding(self, run: Run) -> Finding:
+        """What is to be said of a finished run of this group, seen beside its other seeds and the dense network."""
+        return self._findings[self._label_of[id(run)], run.spec["sparsity"], run.spec["seed"]]
+
+    @cached_property
+    def _label_of(self) -> dict[int, str]:
+        return {id(run): label for label, run in zip(self.labels, self.runs, strict=True)}
+
+    @cached_property
+    def _findings(self) -> dict[tuple[str, float, int], Finding]:
+        return {
+            (*key, run.spec["seed"]): found
+            for key, cell in self.cells.items()
+            for run, found in zip(cell.runs, cell.findings, strict=True)
+        }
+
+    @cached_property
+    def processors(self) -> list[str]:
+        """What the finished runs were computed on: the same bits are to be had on the same kind only."""
+        counts = Counter(processor(run) for cell in self.cells.values() for run in cell.runs)
+        return [name if len(counts) == 1 else f"{name} ({count} runs)" for name, count in counts.most_common()]
 
     @property
     def repeats(self) -> int:
@@ -162,22 +206,24 @@ class Group:
 
     @cached_property
     def _references(self) -> dict[str, str]:
-        """Of each method the variant whose knobs are nearest to the paper's, or to the default ones."""
+        """Of each method the variant with the recipe's knobs, or the one that is nearest to them.
+
+        How many runs a variant has, and what else was run, does not matter.
+        """
         variants: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-        counts: Counter[str] = Counter()
         for label, run in zip(self.labels, self.runs, strict=True):
             if run.spec and not run.spec["check"]:
                 variants[run.spec["method"]].setdefault(label, run.spec["knobs"])
-                counts[label] += run.result is not None
-        return {name: self._chosen(name, found, counts) for name, found in variants.items()}
+        return {name: self._chosen(name, found) for name, found in variants.items()}
 
-    def _chosen(self, name: str, variants: Mapping[str, dict[str, Any]], counts: Counter[str]) -> str:
-        wanted = paper_knobs(self.data, self.model, name) or default_knobs(name) or {}
+    def _chosen(self, name: str, variants: Mapping[str, dict[str, Any]]) -> str:
+        wanted = wanted_knobs(self.spec, name)
+        return min(variants, key=lambda label: (len(wanted.odd(variants[label])), label))
 
-        def odd(label: str) -> int:
-            return sum(variants[label].get(knob) != value for knob, value in wanted.items())
-
-        return min(variants, key=lambda label: (odd(label), -counts[label]))
+    def described(self, label: str) -> str:
+        """The variant of a label by its knobs, and whether they are the recipe's."""
+        pairs = zip(self.labels, self.runs, strict=True)
+        return described(next(run.spec for each, run in pairs if each == label))
 
     def best_early(self, sparsity: float, of: Quantity = "last") -> list[str]:
         """The methods with the highest mean among those that prune early, if there are several to compare."""
@@ -227,6 +273,20 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         for title, found in zip(titles, gathered.values(), strict=True)
     ]
     return sorted(made, key=lambda group: group.title)
+
+
+def finding_of(folder: Path) -> Finding | None:
+    """What is to be said of a run beside its like in the same store; None if it is not done."""
+    run = read_run(folder)
+    if run.result is None:
+        return None
+    spec = Spec.from_json(run.spec)
+    dense = replace(spec, method=DENSE, method_code="", sparsity=0.0, knobs={}, check="", budget="weights")
+    begins = tuple(f"{each.id.rpartition('-seed')[0]}-seed" for each in (spec, dense))
+    here = folder.resolve()
+    like = [each for each in here.parent.iterdir() if each.name.startswith(begins) and each != here]
+    found = groups([run, *(read_run(each) for each in like if (each / "spec.json").exists())])
+    return next(group for group in found if any(each is run for each in group.runs)).finding(run)
 
 
 def labels(specs: Sequence[Mapping[str, Any]]) -> list[str]:

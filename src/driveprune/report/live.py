@@ -75,6 +75,7 @@ def _group(group: Group) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(tables.printable(group.title), style="bold")]
     if group.methods:
         parts.append(tables.to_rich(tables.accuracy(group)))
+    parts += [Text(line) for line in tables.notes(group) if line.startswith(tables.DAGGER)]
     failed = [line for line in tables.unfinished(group) if line.startswith(("failed", "damaged"))]
     return [*parts, *(Text(line, style="red") for line in failed)]
 

@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from driveprune import datasets, methods, models
 from driveprune.files import checked_json
 from driveprune.report import palette, tables
 from driveprune.report.claims import claims, signed
@@ -200,7 +201,7 @@ class _Figure:
 _FIGURES = (
     _Figure("accuracy", "Accuracy against sparsity",
             "Line: mean after the last epoch. Band: ± one deviation over seeds. Each point is a run; hollow, at the "
-            "foot: a collapsed network."),
+            "foot: a collapsed network; ringed: an unstable run, far below its like."),
     _Figure("relative", "Change relative to IMP",
             "Points of accuracy above or below the mean of IMP at the same sparsity, last epoch."),
     _Figure("cost", "Accuracy against the time to obtain the network",
@@ -256,6 +257,7 @@ class _Choice:
     seconds: float
     imp_seconds: float | None
     collapsed: bool
+    unstable: bool
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,8 @@ class _Advice:
 
 def _advice(number: int, group: Group) -> _Advice:
     choices = tuple(choice for sparsity in group.sparsities if (choice := _choice(group, sparsity)) is not None)
-    sound = [choice for choice in choices if not choice.collapsed]
+    sound = [choice for choice in choices if not choice.collapsed and not choice.unstable]
+    sound = sound or [choice for choice in choices if not choice.collapsed]
     near = [choice for choice in sound if choice.to_dense is not None and choice.to_dense >= -NEAR]
     dense = group.cell(DENSE, 0.0)
     return _Advice(
@@ -306,6 +309,7 @@ def _choice(group: Group, sparsity: float) -> _Choice | None:
         cell.mean("pruning") or 0.0,
         None if imp is None else imp.mean("pruning"),
         cell.collapsed > 0,
+        bool(cell.seeds("unstable")),
     )
 
 
@@ -401,10 +405,16 @@ def _data(
             for group in groups
         ],
         "runs": [
-            {"id": name, "group": number, "label": places[label], **_run(run)}
+            {"id": name, "group": number, "label": places[label], **_run(run), **_found(groups[number], run)}
             for name, (number, label, run) in zip(names, flat, strict=True)
         ],
     }
+
+
+def _found(group: Group, run: Run) -> dict[str, Any]:
+    """What is to be said of a run beside its like, if there is something."""
+    finding = None if run.result is None else group.finding(run)
+    return {} if finding is None or finding.word == "sound" else {"word": finding.word, "finding": str(finding)}
 
 
 def _layer_names(group: Group) -> list[str]:
@@ -419,6 +429,7 @@ def _run(run: Run) -> dict[str, Any]:
         "sparsity": spec.get("sparsity"),
         "seed": spec.get("seed"),
         "command": _command(run) if spec else "",
+        "named": _named(spec) if spec else "",
     }
     if run.standing != "done":
         about |= {"why": _why(run), "error": run.error or ""}
@@ -431,6 +442,14 @@ def _command(run: Run) -> str:
     ranks = run.spec.get("ranks", 1)
     start = "driveprune" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m driveprune"
     return f"{start} run --spec {shlex.quote(spec)} --runs repeated"
+
+
+def _named(spec: Mapping[str, Any]) -> str:
+    """What repeating a run would load beside this package, and when it does; empty if nothing."""
+    recipe = spec["recipe"]
+    known = {*models.names(), *methods.names(), *datasets.names(), DENSE}
+    found = [name for name in (recipe["model"], spec["method"], recipe["data"]) if name not in known]
+    return f"loads {' and '.join(found)}: only if it is known there by its checksum, or with --trust" if found else ""
 
 
 def _numbers(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:

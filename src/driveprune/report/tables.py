@@ -14,10 +14,13 @@ from rich.markup import escape
 
 from driveprune.report import paper
 from driveprune.report.claims import Claim, signed
-from driveprune.report.groups import Cell, Group, base, quantity
+from driveprune.report.groups import Cell, Group, base, groups, processor, quantity
+from driveprune.report.stability import Finding
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
 
+DAGGER = "†"
+"""The mark of a cell with an unstable run."""
 PAPER_IMP_EPOCHS = 1000
 """50 cycles of 20 epochs."""
 
@@ -31,6 +34,8 @@ class Entry:
     """The best of the methods that prune early."""
     collapsed: bool = False
     """No path leads through one of its networks."""
+    unstable: bool = False
+    """One of its runs ends far below its like."""
     paper: float | None = None
     """What the paper has in this place."""
     difference: float | None = None
@@ -78,6 +83,7 @@ def _accuracy(group: Group, method: str, sparsity: float, of: Literal["last", "b
         spread(mean, cell.deviation(of)) + (f" ({len(cell.runs)} of {len(cell.runs) + len(left)})" if left else ""),
         strong=method in group.best_early(sparsity, of),
         collapsed=cell.collapsed > 0,
+        unstable=bool(cell.seeds("unstable")),
         paper=printed,
         difference=None if printed is None else 100 * mean - printed,
     )
@@ -146,11 +152,16 @@ def notes(group: Group) -> list[str]:
         lines.append("(1 of 3): so many of the wanted runs are done")
     if any(cell.collapsed for cell in group.cells.values()):
         lines.append("* underlined: no path leads from input to output any more, the network cannot learn")
+    lines += _unstable(group)
     drive = group.reference("drive")
     if ratio := speedup(group, drive, "pruning") if drive else None:
         lines.append(f"{drive} obtains its sparse networks {_faster(ratio)} than {group.reference('imp')}")
     if odd := paper.differences(group.spec, _knobs(group)):
         lines.append(f"the paper's numbers are for other settings: {odd}")
+    if machines := group.processors:
+        lines.append(f"computed on {'; '.join(machines)}")
+    if len(machines) > 1:
+        lines.append("on another kind of processor the same run gives other last bits, and so another accuracy")
     if group.repeats:
         lines.append(f"{group.repeats} runs repeat others, in another store: they count once")
     if ratio and (epochs := _imp_epochs(group)) and epochs != PAPER_IMP_EPOCHS:
@@ -158,6 +169,26 @@ def notes(group: Group) -> list[str]:
     if group.data == "tiny-imagenet" and "snip" in group.methods:
         lines.append("the paper prints the same SNIP numbers for VGG-16 and ResNet-18 on Tiny ImageNet: a slip")
     return lines
+
+
+def _unstable(group: Group) -> list[str]:
+    """Which runs are unstable, and where all of them are weak, which is something else."""
+    cells = _in_order(group)
+    unstable = [f"{_place(cell)} seed {_listed(cell.seeds('unstable'))}" for cell in cells if cell.seeds("unstable")]
+    weak = [_place(cell) for cell in cells if len(cell.seeds("weak")) == len(cell.runs)]
+    lines = [f"{DAGGER} unstable, far below the other seeds or the dense network: {'; '.join(unstable)}"]
+    lines = lines if unstable else []
+    if weak:
+        lines.append(f"weak, far below the dense network with every seed: {'; '.join(weak)}")
+    return lines
+
+
+def _place(cell: Cell) -> str:
+    return cell.method if cell.method == DENSE else f"{cell.method} at {100 * cell.sparsity:g}%"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds[:10])) + (f" and {len(seeds) - 10} more" if len(seeds) > 10 else "")
 
 
 def _knobs(group: Group) -> dict[str, dict[str, Any]]:
@@ -211,6 +242,7 @@ def to_rich(table: Table) -> rich_table.Table:
 def _rich(entry: Entry) -> str:
     plain = escape(printable(entry.text))
     text = f"[underline]{plain}[/]*" if entry.collapsed else plain
+    text = f"{text}{DAGGER}" if entry.unstable else text
     text = f"[bold]{text}[/]" if entry.strong else text
     return text + _beside(entry)
 
@@ -239,16 +271,21 @@ def table_csv(table: Table) -> str:
     """A table as it is read, the paper's numbers beside ours."""
     return to_csv(
         table.header,
-        ([entry.text + ("*" if entry.collapsed else "") + _beside(entry) for entry in row] for row in table.rows),
+        ([entry.text + _marks(entry) + _beside(entry) for entry in row] for row in table.rows),
     )
+
+
+def _marks(entry: Entry) -> str:
+    return "*" * entry.collapsed + DAGGER * entry.unstable
 
 
 def claims(found: Iterable[Claim]) -> Table:
     """What became of each claim of the paper."""
     rows = tuple(
-        (Entry(claim.text), Entry(claim.verdict), Entry(claim.summary), Entry(claim.in_paper)) for claim in found
+        (Entry(claim.text), Entry(claim.verdict), Entry(claim.summary), Entry(claim.in_paper), Entry(claim.variants))
+        for claim in found
     )
-    header = ("the paper claims", "in these runs", "tests", "in the paper's own numbers")
+    header = ("the paper claims", "in these runs", "tests", "in the paper's own numbers", "with")
     return Table("claims", "the paper's claims", header, rows)
 
 
@@ -256,7 +293,7 @@ def cells_csv(group: Group) -> str:
     """The accuracies and times of every cell, as numbers."""
     header = (
         "method", "sparsity", "seeds", "last_mean", "last_deviation", "best_mean", "best_deviation",
-        "pruning_seconds", "total_seconds", "effective_sparsity", "collapsed", "paper_accuracy",
+        "pruning_seconds", "total_seconds", "effective_sparsity", "collapsed", "unstable", "paper_accuracy",
     )  # fmt: skip
     return to_csv(header, (_cell_row(group, cell) for cell in _in_order(group)))
 
@@ -269,7 +306,7 @@ def _cell_row(group: Group, cell: Cell) -> list[object]:
     return [
         cell.method, cell.sparsity, len(cell.runs), cell.mean("last"), cell.deviation("last"), cell.mean("best"),
         cell.deviation("best"), cell.mean("pruning"), cell.mean("total"), cell.mean("effective"), cell.collapsed,
-        _printed(group, cell.method, cell.sparsity),
+        len(cell.seeds("unstable")), _printed(group, cell.method, cell.sparsity),
     ]  # fmt: skip
 
 
@@ -277,7 +314,7 @@ def runs_csv(found: Iterable[Group]) -> str:
     """Every run, finished or not."""
     header = (
         "run", "group", "standing", "method", "sparsity", "seed", "last", "best", "pruning_seconds", "total_seconds",
-        "effective_sparsity", "net_bytes", "collapsed", "error",
+        "effective_sparsity", "net_bytes", "collapsed", "error", "stability", "processor",
     )  # fmt: skip
     rows = (
         _run_row(group, label, run) for group in found for label, run in zip(group.labels, group.runs, strict=True)
@@ -288,15 +325,15 @@ def runs_csv(found: Iterable[Group]) -> str:
 def _run_row(group: Group, label: str, run: Run) -> list[object]:
     about = [run.path.name, group.title, run.standing, label, run.spec.get("sparsity"), run.spec.get("seed")]
     if run.result is None:
-        return [*about, *[None] * 7, _why(run)[2:]]
+        return [*about, *[None] * 7, _why(run)[2:], None, None]
     numbers = [quantity(run, of) for of in ("last", "best", "pruning", "total", "effective", "bytes")]
-    return [*about, *numbers, run.result["collapsed"], None]
+    return [*about, *numbers, run.result["collapsed"], None, group.finding(run).word, processor(run)]
 
 
 _LATEX: Mapping[str, str] = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "≥": r"$\ge$",
-    "≤": r"$\le$", "<": r"\textless{}", ">": r"\textgreater{}", "−": r"$-$",
+    "≤": r"$\le$", "<": r"\textless{}", ">": r"\textgreater{}", "−": r"$-$", "†": r"$^\dagger$",
 }  # fmt: skip
 
 
@@ -323,17 +360,26 @@ def to_latex(table: Table, about: str) -> str:
 
 
 def _explained(table: Table) -> str:
-    cut = any(entry.collapsed for row in table.rows for entry in row)
-    return "; underlined: no path is left from input to output" if cut else ""
+    entries = [entry for row in table.rows for entry in row]
+    said = "; underlined: no path is left from input to output" if any(entry.collapsed for entry in entries) else ""
+    unstable = "; †: unstable, a seed ends far below the others or the dense network"
+    return said + (unstable if any(entry.unstable for entry in entries) else "")
 
 
 def _latex(entry: Entry) -> str:
     text = latex_escape(entry.text)
     text = rf"\underline{{{text}}}" if entry.collapsed else text
+    text = rf"{text}$^\dagger$" if entry.unstable else text
     text = rf"\textbf{{{text}}}" if entry.strong else text
     return text + latex_escape(_beside(entry))
 
 
-def plain(run: Run) -> dict[str, Any]:
-    """A run as JSON knows it."""
-    return {**vars(run), "path": str(run.path)}
+def plain(run: Run, finding: Finding | None = None) -> dict[str, Any]:
+    """A run as JSON knows it, and what is to be said of it."""
+    return {**vars(run), "path": str(run.path), "stability": None if finding is None else vars(finding)}
+
+
+def plain_all(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Runs as JSON knows them, each seen beside its like."""
+    found = {id(run): group.finding(run) for group in groups(runs) for run in group.runs if run.result is not None}
+    return [plain(run, found.get(id(run))) for run in runs]

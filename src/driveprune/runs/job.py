@@ -25,8 +25,9 @@ from driveprune.files import write_atomically, write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
-from driveprune.runs.spec import Spec, code_of
+from driveprune.runs.spec import Spec
 from driveprune.runs.store import FolderCheckpoints, SharedBeginning, lock_of, open_run, result_of, write_status
+from driveprune.runs.trust import check_trusted
 from driveprune.seeds import seed_for
 from driveprune.summary import Summary, summary
 from driveprune.train import Beginning, Moment, Trained
@@ -43,6 +44,7 @@ def carry_out(
     wait: bool = False,
     every: float = 60.0,
     engine: EngineName = "dense",
+    trust: bool = False,
     watch: Watch = lambda _: None,
 ) -> dict[str, Any]:
     """Do a run, or go on with it, or do nothing if it is done; what came of it is returned.
@@ -57,14 +59,13 @@ def carry_out(
         share: keep the dense beginning, or take it over from another run.
         every: seconds between checkpoints.
         engine: what computes after a cut; it is no part of what the run is, and another one may go on with it.
+        trust: import what the spec names though it is not of this package and no checksum in the spec proves it.
         watch: called after each step.
 
     """
+    check_trusted(spec, trust, has_data=True)
     if data.fingerprint != spec.fingerprint:
         raise ValueError(f"the data {data.label} are not those of the run {spec.id}: they have changed")
-    for name, code in ((spec.recipe.model, spec.model_code), (spec.method, spec.method_code)):
-        if code and code != code_of(name):
-            raise ValueError(f"the code of {name} is not that of the run {spec.id}: it has changed")
     if spec.ranks != collectives.size():
         raise ValueError(
             f"the run {spec.id} is for {spec.ranks} processes, got {collectives.size()}: "
@@ -183,6 +184,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
         "collapsed": effective == 1.0,
         "macs": table.macs,
         "dense_macs": table.dense_macs,
+        "macs_examples": 1,
         "net_bytes": (folder / "net.safetensors").stat().st_size,
         "layers": [
             {"name": layer.name, "shape": list(layer.shape), "weights": layer.weights, "kept": layer.kept}
@@ -197,7 +199,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
 def _summary(model: nn.Module, mask: Mask, data: Data, spec: Spec) -> Summary:
     """The layers; with paths and multiply-adds if the network can be followed."""
     batches, _ = sources(data, spec.recipe, holdout=spec.holdout, seed=spec.seed, device=spec.device)
-    example = next(iter(batches))[0][:2]
+    example = next(iter(batches))[0][:1]
     try:
         return summary(mask, model, example)
     except Exception:  # a network that cannot be followed is a network all the same
@@ -209,9 +211,25 @@ def environment() -> dict[str, Any]:
     packages = ("driveprune", "torch", "numpy", "numba")
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "model": processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": os.cpu_count(),
+        },
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def processor() -> str:
+    """The processor's name as the system has it: results are the same to the last bit only on the same kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(found, platform.processor() or "unknown")
 
 
 @contextmanager

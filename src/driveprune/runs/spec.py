@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.machinery import ModuleSpec
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,8 @@ class Spec:
         if any(type(number) is not int for number in numbers):
             found = ", ".join(map(repr, numbers))
             raise TypeError(f"seed, threads, holdout and ranks must be whole numbers, got {found}")
+        if self.size is not None and (type(self.size) is not int or self.size < 1):
+            raise ValueError(f"size must be a number of pixels or nothing, got {self.size!r}")
         check_sparsity(self.sparsity)
         check_budget(self.budget)
         if self.check not in CHECKS:
@@ -206,15 +210,39 @@ def _like(name: str, value: Any, default: Any) -> Any:
 
 def code_of(name: str) -> str:
     """A checksum of the file in which something of the user's own is, by its dotted name; empty if there is none."""
+    found = located(name)
+    return "" if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
+
+
+def located(name: str) -> Path | None:
+    """The file that importing a dotted name would read last; nothing is imported, not even the packages around it.
+
+    >>> located("json.decoder.JSONDecoder").name
+    'decoder.py'
+    """
+    last, path = None, None
     parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            found = importlib.util.find_spec(".".join(parts[:count]))
-        except (ImportError, ValueError):
-            continue
-        if found is not None and found.origin and Path(found.origin).is_file():
-            return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
-    return ""
+    for count in range(1, len(parts) + 1):
+        module = ".".join(parts[:count])
+        found = _spec_of(module, path)
+        if found is None:
+            break
+        if found.origin and Path(found.origin).is_file():
+            last = Path(found.origin)
+        path = found.submodule_search_locations
+        if path is None:
+            break
+    return last
+
+
+def _spec_of(module: str, path: Any) -> ModuleSpec | None:
+    """Where a module is, by the finders that an import asks."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__spec__", None)
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    with suppress(ImportError, ValueError, TypeError, OSError):
+        return next((found for finder in finders if (found := finder.find_spec(module, path)) is not None), None)
+    return None
 
 
 def checked(plan: Plan, check: str, seed: int) -> Plan:

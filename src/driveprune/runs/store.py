@@ -88,7 +88,7 @@ def result_of(folder: Path) -> dict[str, Any] | None:
     try:
         result = read_json(path)
         read_tensors(net)  # compares its checksum
-        return result
+        return of_one_example(result, _plain_json(folder / "spec.json") or {})
     except (ValueError, FileNotFoundError) as error:
         warnings.warn(f"{error}; the run is done again", DamagedWarning, stacklevel=2)
         return None
@@ -282,7 +282,7 @@ def read_run(folder: Path) -> Run:
         if (folder / "result.json").exists():
             result = read_json(folder / "result.json")
             _check_result(result)
-            return Run(folder, "done", spec, result, status)
+            return Run(folder, "done", spec, of_one_example(result, spec), status)
         if (folder / "error.txt").exists():
             error = (folder / "error.txt").read_text(encoding="utf-8", errors="replace").strip()
             return Run(folder, "failed", spec, status=status, error=error)
@@ -308,6 +308,20 @@ def _check_result(result: Mapping[str, Any]) -> None:
         raise TypeError("a result has no environment")
     if not isinstance(result["collapsed"], bool):
         raise TypeError(f"a result has {str(result['collapsed'])[:40]!r} for true or false")
+
+
+def of_one_example(result: dict[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the multiply-adds of one example; runs of earlier versions counted two, and did not say so.
+
+    >>> of_one_example({"macs": 20, "dense_macs": 200}, {})
+    {'macs': 10, 'dense_macs': 100, 'macs_examples': 1}
+    """
+    if "macs_examples" in result or "macs" not in result:
+        return result
+    recipe = spec.get("recipe")
+    counted = 1 if isinstance(recipe, dict) and recipe.get("batch") == 1 else 2
+    halved = {name: result[name] // counted for name in ("macs", "dense_macs") if type(result.get(name)) is int}
+    return {**result, **halved, "macs_examples": 1}
 
 
 def is_locked(folder: Path) -> bool:

@@ -28,6 +28,7 @@ from driveprune.recipes import Recipe
 from driveprune.runs.job import steps_per_epoch
 from driveprune.runs.spec import DENSE, Spec, make_spec
 from driveprune.runs.store import read_status, result_of, write_wanted
+from driveprune.runs.trust import check_trusted
 from driveprune.train import Precision
 
 
@@ -128,6 +129,7 @@ def sweep(
     share: bool = True,
     every: float = 60.0,
     engine: EngineName = "dense",
+    trust: bool = False,
     console: Console | None = None,
 ) -> Outcome:
     """Do the runs that are not done yet, `jobs` at a time.
@@ -141,15 +143,18 @@ def sweep(
         share: compute what runs have in common at their beginning once.
         every: seconds between checkpoints of a run.
         engine: what computes after a cut: "dense", "sparse" or "auto".
+        trust: import what the specs name though it is not of this package and no checksum in them proves it.
         console: where to show progress; by default stderr.
 
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
+    for spec in specs:
+        check_trusted(spec, trust, has_data=True)
     root.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(skipped=[spec.id for spec in specs if result_of(root / spec.id) is not None])
     left = [spec for spec in specs if spec.id not in outcome.skipped]
-    order = {"data_dir": data_dir, "share": share, "every": every, "engine": engine}
+    order = {"data_dir": data_dir, "share": share, "every": every, "engine": engine, "trust": trust}
     crew = (hire or _processes(jobs))(root, _spread(left), order)
     lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in specs}
     write_wanted(root, specs, lengths)
@@ -250,9 +255,9 @@ class _Processes:
     def _ask(self, place: int, spec: Spec) -> str | None:
         """Have a run done: None, or why it failed. A process that died is replaced for the next run."""
         process = self._processes[place]
-        if process is None:
+        if process is None:  # -P: what lies in the current folder is found only by runs that name code of their own
             process = self._processes[place] = subprocess.Popen(
-                [sys.executable, "-m", "driveprune.runs.worker", str(self._root), str(os.getpid())],
+                [sys.executable, "-P", "-m", "driveprune.runs.worker", str(self._root), str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
             )  # fmt: skip
         assert process.stdin is not None

@@ -1,7 +1,8 @@
 """A process that does runs for a sweep, one after the other, as it is told by lines of JSON.
 
-It reads {"spec": ..., "data_dir": ..., "share": ..., "every": ..., "engine": ...} from stdin and answers
-{"id": ..., "error": ...} on stdout. What a run prints goes to log.txt in its folder. It ends when the sweep does.
+It reads {"spec": ..., "data_dir": ..., "share": ..., "every": ..., "engine": ..., "trust": ...} from stdin and
+answers {"id": ..., "error": ...} on stdout. What a run prints goes to log.txt in its folder. It ends when the sweep
+does.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from driveprune.batches import Data
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec
 from driveprune.runs.store import open_run
+from driveprune.runs.trust import check_trusted, code_here, names_code
 
 
 def main(root: Path, parent: int) -> None:
@@ -39,14 +41,17 @@ def main(root: Path, parent: int) -> None:
 
 def do(root: Path, order: dict[str, Any]) -> dict[str, Any]:
     """Do a run as it was ordered: its id, and why it failed or None."""
-    spec, error = Spec.from_json(order["spec"]), None
+    spec, trust, error = Spec.from_json(order["spec"]), order.get("trust", False), None
     try:
+        with code_here(names_code(spec)):
+            check_trusted(spec, trust, has_data=True)  # the sweep has the data, and has checked their name
         with _printing_to(open_run(root, spec) / "log.txt"):
             try:
                 data = _data(spec.recipe.data, order["data_dir"], spec.size)
                 carry_out(
-                    root, spec, data, share=order["share"], wait=True, every=order["every"], engine=order["engine"]
-                )
+                    root, spec, data, share=order["share"], wait=True, every=order["every"], engine=order["engine"],
+                    trust=trust,
+                )  # fmt: skip
             except Exception:
                 traceback.print_exc()
                 raise

@@ -41,7 +41,7 @@ function describe(run) {
     isDense(run)
       ? `${timeName(run.total)} in all`
       : `network in ${timeName(run.pruning)}, ${timeName(run.total)} in all`,
-    ...(run.collapsed ? ["collapsed: no path leads from input to output"] : []),
+    ...(run.collapsed ? ["collapsed: no path leads from input to output"] : run.finding ? [run.finding] : []),
   ].join("\n");
 }
 
@@ -168,6 +168,10 @@ function points(found, x, y, floor = -Infinity) {
     Plot.dot(
       found.filter((run) => run.collapsed),
       { ...options, fill: "var(--card)", r: 4.2, stroke: "label", strokeWidth: 1.8 },
+    ),
+    Plot.dot(
+      found.filter((run) => run.word === "unstable"),
+      { ...options, symbol: "circle", fill: "none", r: 8.5, stroke: "label", strokeWidth: 1.4 },
     ),
   ];
 }

@@ -213,9 +213,10 @@ function facts(run) {
       ["removed, exactly", run.removed == null ? "–" : `${(100 * run.removed).toFixed(4)}%`],
       ["effective sparsity", run.effective == null ? "unknown" : `${(100 * run.effective).toFixed(4)}%`],
       ["collapsed", run.collapsed ? "yes: no path leads through it" : "no"],
+      ...(run.finding && !run.collapsed ? [["stability", run.finding]] : []),
     );
     if (run.bytes) pairs.push(["file", `${count(run.bytes)} bytes`]);
-    if (run.macs?.[0] != null) pairs.push(["multiply-adds", `${count(run.macs[0])} of ${count(run.macs[1])}`]);
+    if (run.macs?.[0] != null) pairs.push(["multiply-adds, one example", `${count(run.macs[0])} of ${count(run.macs[1])}`]);
     if (run.speedup != null) pairs.push(["measured speed-up", `${run.speedup.toFixed(2)}×`]);
     works.forEach((work, place) => {
       if (run.seconds[place]) pairs.push([work, timeName(run.seconds[place])]);
@@ -262,7 +263,8 @@ function commandOf(run) {
       said.textContent = "press Ctrl+C";
     }
   });
-  return [make("h3", {}, "Repeat it"), text, make("div", { class: "actions" }, copy, said)];
+  const named = run.named ? [make("p", {}, run.named)] : [];
+  return [make("h3", {}, "Repeat it"), text, ...named, make("div", { class: "actions" }, copy, said)];
 }
 
 function specOf(run) {

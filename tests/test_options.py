@@ -1,0 +1,152 @@
+"""The command line: an option that cannot act is an error that names it and what it stands beside."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from driveprune.cli import app
+from driveprune.files import write_json
+from tests.runs.kills import small_spec
+
+MODULE = """
+import torch
+from torch.nn import Linear, ReLU, Sequential
+def net():
+    return Sequential(Linear(4, 50), ReLU(), Linear(50, 3))
+def batches():
+    return [(torch.randn(20, 4), torch.randint(3, (20,)))]
+"""
+VALUES = {
+    "--method": "snip", "--sparsity": "0.5", "--recipe": "demo-digits", "--set": "demo", "--data": "digits",
+    "--model": "digits_net", "--seed": "7", "--knob": "cuts=3", "--check": "shuffle", "--epochs": "2",
+    "--width": "0.5", "--images": "100", "--test-images": "50", "--budget": "macs", "--holdout": "20", "--size": "8",
+    "--threads": "1", "--device": "cpu", "--precision": "bf16", "--channels-last": None,
+}  # fmt: skip
+"""Every option that is part of what a run is, with a value that would make another run."""
+
+
+def command(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_options.py").write_text(MODULE)
+    write_json(tmp_path / "spec.json", small_spec("snip").to_json())
+    write_json(tmp_path / "dense.json", small_spec("dense").to_json())
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+    return tmp_path
+
+
+def test_every_option_that_a_spec_says_is_in_the_list_above():
+    commands = typer.main.get_command(app).commands
+    options = {each.opts[0] for each in commands["run"].params if each.opts[0].startswith("--")}
+    free = {"--spec", "--trust", "--runs", "--every", "--engine", "--json", "--data-dir", "--help"}
+    assert options - free == VALUES.keys()
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_beside_a_spec_nothing_is_said_that_the_spec_says(here, option):
+    value = VALUES[option]
+    told = command("run", "--spec", "spec.json", "--runs", "r", option, *([] if value is None else [value]))
+    assert told.exit_code == 2, told.output
+    assert f"error: {option} cannot act beside --spec" in told.stderr
+    assert not (here / "r").exists()
+
+
+def test_what_decides_nothing_about_a_run_acts_beside_a_spec(here):
+    words = ("--engine", "auto", "--every", "9", "--json")
+    told = command("run", "--spec", "spec.json", "--runs", "r", *words)
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["id"] == small_spec("snip").id
+
+
+PAIRS = [
+    ("run --method dense", "--sparsity 0.5", "the method dense"),
+    ("run --method dense", "--knob cuts=3", "the method dense"),
+    ("run --method dense", "--check shuffle", "the method dense"),
+    ("run --method dense", "--budget macs", "the method dense"),
+    ("run --method dense", "--engine sparse", "the method dense"),
+    ("run --spec dense.json", "--engine sparse", "the method dense"),
+    ("run", "--trust", "a run of your own"),
+    ("run --recipe demo-digits", "--set demo", "--recipe"),
+    ("run", "--set small", "--data or --model"),
+    ("run --data images", "--set paper", "--data images"),
+    ("run", "--data-dir .", "the data digits"),
+    ("run --spec spec.json", "--data-dir .", "the data digits"),
+    ("run --data images", "--data-dir .", "the data images"),
+    ("run", "--size 8", "size=8"),
+    ("run --device cuda", "--engine sparse", "--device cuda"),
+    ("run --device cuda", "--engine auto", "--device cuda"),
+    ("sweep --methods dense", "--sparsities 0.5", "the method dense"),
+    ("sweep --methods dense", "--budget macs", "the method dense"),
+    ("sweep --methods dense", "--engine auto", "the method dense"),
+    ("sweep --methods dense", "--checks shuffle", "the method dense"),
+    ("sweep --methods dense", "--knob dense.cuts=3", "the method dense"),
+    ("sweep --methods snip", "--knob drive.cuts=3", "drive"),
+    ("sweep --methods erk,snip", "--checks erk", "--methods with erk"),
+    ("sweep --methods erk,random", "--checks shuffle", "--methods erk,random"),
+    ("sweep --methods dense,erk", "--checks random", "--methods dense,erk"),
+    ("sweep --recipe demo-digits", "--set demo", "--recipe"),
+    ("sweep", "--set strong", "--data or --model"),
+    ("sweep", "--data-dir .", "the data digits"),
+    ("sweep", "--size 8", "size=8"),
+    ("sweep", "--address auto", "--cluster"),
+    ("sweep", "--retries 3", "--cluster"),
+    ("sweep", "--cpus-per-run 1", "--cluster"),
+    ("sweep", "--gpus-per-run 1", "--cluster"),
+    ("sweep --cluster ray", "--jobs 1", "on a cluster"),
+    ("prune mine_options.net mine_options.batches", "--batch 3", "mine_options.batches"),
+    ("prune mine_options.net mine_options.batches", "--data-dir .", "mine_options.batches"),
+    ("prune digits_net digits", "--data-dir .", "the data digits"),
+    ("preview mine_options.net mine_options.batches", "--batch 3", "mine_options.batches"),
+    ("preview mine_options.net mine_options.batches", "--data-dir .", "mine_options.batches"),
+    ("preview digits_net digits", "--data-dir .", "the data digits"),
+    ("data check digits", "--data-dir .", "the data digits"),
+    ("data check digits", "--size 8", "size=8"),
+    ("data check images", "--data-dir .", "the data images"),
+    ("data get digits", "--data-dir .", "the data digits"),
+]
+
+
+@pytest.mark.parametrize(("words", "option", "beside"), PAIRS, ids=lambda value: value)
+def test_an_option_that_cannot_act_says_so_and_nothing_is_done(here, words, option, beside):
+    before = sorted(here.rglob("*"))
+    told = command(*words.split(), *option.split())
+    assert told.exit_code == 2, told.output
+    (line,) = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
+    name = option.split()[0]
+    assert name in line or name.lstrip("-") in line
+    assert beside in line
+    assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def test_erk_with_a_budget_is_an_error_in_one_line(here):
+    told = command("run", "--method", "erk", "--budget", "macs", "--runs", "r", "--epochs", "1")
+    assert told.exit_code == 2, told.output
+    assert len(told.stderr.strip().splitlines()) == 1
+    assert "budget" in told.stderr
+
+
+def test_options_of_export_and_bench_that_cannot_act(here):
+    assert command("run", "--method", "snip", "--epochs", "1", "--width", "0.25", "--runs", "r").exit_code == 0
+    folder = next(path for path in Path("r").iterdir() if path.is_dir())
+    for words in (("export", folder, "--format", "csr"), ("bench", folder)):
+        for option in (("--input", "1,8,8"), ("--classes", "10")):
+            told = command(*words, *option)
+            assert told.exit_code == 2
+            assert f"error: {option[0]} cannot act beside" in told.stderr
+    told = command("export", folder, "--model", "mine_options.net", "--input", "4", "--classes", "3")
+    assert "--classes cannot act beside --model mine_options.net" in told.stderr
+    assert "--every cannot act" in command("watch", "r", "--every", "2").stderr
+
+
+def test_preview_prints_its_table_once(here):
+    told = command("preview", "mine_options.net", "mine_options.batches", "--sparsity", "0.5")
+    assert told.exit_code == 0, told.output
+    assert told.stdout.count("effective sparsity") == 1
