@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,8 @@ from driveprune.mask import (
     sparsity,
     unwrap,
 )
-from driveprune.twin import Twin, mark
+from driveprune.signals import mark
+from driveprune.twin import Twin
 
 _LARGEST = 1 << 28  # weights: above, a float64 copy only for a warning is too much to ask for
 
@@ -133,35 +134,67 @@ def flow(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> Flow:
     inputs = inputs_of(example)
     with torch.inference_mode(False), torch.enable_grad(), seeded(model, 0):
         twin = copy.deepcopy(unwrap(model)).cpu().double()
-        for module in twin.modules():  # hooks of the user are for the user's network
-            module._forward_hooks.clear()
-            module._forward_pre_hooks.clear()
+        _drop_hooks_of_others(twin)
         weights = parameters(twin)
         fill(weights, mask)
         names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
         mode = Twin(names, {name: weight.numel() for name, weight in weights.items()})
-        args, kwargs = tree_map(signal_of, (inputs.args, inputs.kwargs))
-        with evaluating(twin), eager(twin), mode, torch.autocast("cpu", enabled=False):
-            output = twin(*args, **kwargs)
-        signal = total(output)
-        effective = _on_a_path(signal, weights, mask, mode.added)
-    uncounted = [name for name, kept in effective.items() if name not in mode.positions and kept.any()]
+        runs = [_run(twin, mode, weights, mask, inputs)]
+        for turn in range(1, mode.turns):
+            mode.turn = turn
+            runs.append(_run(twin, mode, weights, mask, inputs))
+    effective = Mask({name: torch.stack([each[0][name] for each in runs]).any(0) for name in mask})
+    positions = {name: times / mode.turns for name, times in mode.positions.items()}
+    uncounted = [name for name, kept in effective.items() if name not in positions and kept.any()]
     return Flow(
         effective,
-        bool(signal.detach() != 0),
-        mode.positions,
+        any(connected for _, connected in runs),
+        positions,
         tuple(name for name in uncounted if name not in mode.added),
     )
+
+
+def _run(
+    twin: nn.Module, mode: Twin, weights: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor], inputs: Inputs
+) -> tuple[Mask, bool]:
+    """The weights on a path in one run of the twin, and whether there is any path."""
+    args, kwargs = tree_map(signal_of, (inputs.args, inputs.kwargs))
+    with evaluating(twin), eager(twin), mode, torch.autocast("cpu", enabled=False):
+        output = twin(*args, **kwargs)
+    signal = total(output)
+    return _on_a_path(signal, weights, mask, mode.added), bool(signal.detach() != 0)
+
+
+def _drop_hooks_of_others(twin: nn.Module) -> None:
+    """Leave the hooks that torch or the module's own library put there: they are a part of what it computes."""
+    for module in twin.modules():
+        for table in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(table.items()):
+                if not _is_its_own(hook, module):
+                    del table[key]
+
+
+def _is_its_own(hook: Any, module: nn.Module) -> bool:
+    hook = hook.func if isinstance(hook, partial) else hook
+    written_in = str(getattr(hook, "__module__", None) or type(hook).__module__)
+    libraries = {"torch", *(kind.__module__.partition(".")[0] for kind in type(module).__mro__[:-1])}
+    return isinstance(getattr(hook, "__self__", None), nn.Module) or written_in.partition(".")[0] in libraries
 
 
 def positions(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> dict[str, float]:
     """How often each weight is multiplied for an example, by name; without those that cannot be counted.
 
-    A sharded model has no twin: it is run itself, by all ranks together.
+    A sharded model has no twin, and where paths cannot be followed, there is none, either: the model itself is run
+    (a sharded one by all ranks together) and its multiplications are counted.
     """
     if not any(map(is_sharded, mask.values())):
-        found = flow(model, everything(mask), example)
-        return {name: times for name, times in found.positions.items() if name not in found.uncounted}
+        with suppress(Exception):  # the user's own code may refuse a float64 copy of itself
+            found = flow(model, everything(mask), example)
+            return {name: times for name, times in found.positions.items() if name not in found.uncounted}
+    return _counted(model, example)
+
+
+def _counted(model: nn.Module, example: Any) -> dict[str, float]:
     sizes = {name: weight.numel() for name, weight in parameters(model).items()}
     mode, inputs = _Counting({}, sizes), inputs_of(example)
     with ExitStack() as hooks, torch.no_grad(), evaluating(model), eager(model):
@@ -183,8 +216,9 @@ class _Counting(Twin):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        output = function(*args, **(kwargs or {}))
-        self._count(getattr(function, "__name__", "").strip("_"), args, kwargs or {}, output)
+        output, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "").strip("_")
+        self._note_copy(name, args, kwargs or {}, output)
+        self._count(name, args, kwargs or {}, output)
         return output
 
 
