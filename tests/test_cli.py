@@ -206,6 +206,12 @@ def test_prune_and_preview_by_dotted_names(tmp_path, monkeypatch):
     done = run("preview", "mine_cli.net", "mine_cli.batches", "--sparsity", "0.5")
     assert done.exit_code == 0, done.output
     assert "effective sparsity" in done.stdout
+    assert done.stdout.count("effective sparsity") == 1
+    words = ("--methods", "synflow,snip", "--knob", "synflow.cuts=3", "--budget", "macs", "--exclude", "2.*")
+    done = run("preview", "mine_cli.net", "mine_cli.batches", "--sparsity", "0.5", *words, "--frozen")
+    assert done.exit_code == 0, done.output
+    assert "sparsity 0.5 of the multiply-adds: of 200 weights" in done.stdout
+    assert "grasp" not in done.stdout
     assert run("preview", "digits_net", "digits", "--sparsity", "0.5").exit_code == 0
 
 
@@ -271,6 +277,9 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path):
         ("run", "--recipe", "os.getcwd"),
         ("sweep", "--knob", "cuts=3"),
         ("prune", "nothing.net", "digits"),
+        ("preview", "digits_net", "digits", "--knob", "cuts=3"),
+        ("preview", "digits_net", "digits", "--knob", "snip.cuts=3"),
+        ("preview", "digits_net", "digits", "--methods", "imp"),
         ("compare", str(tmp_path / "x"), str(tmp_path / "x")),
     ]:
         result = run(*words)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import driveprune as dp
-from driveprune.graph import effective_sparsity, flow
+from driveprune.graph import effective_sparsity, example_of, flow
 from tests.nets import Recurrent, Transformer, convnet, images, mlp, sequences, tokens
 
 
@@ -183,3 +183,95 @@ def test_networks_that_cannot_be_followed_are_pruned_all_the_same():
     assert int(kept["fc.weight"].sum()) == 9
     with pytest.raises(TypeError, match="float32 only"):
         effective_sparsity(Stubborn(), kept, torch.zeros(1, 6))
+
+
+class GraphNet(nn.Module):
+    """A graph convolution: nodes, and a matrix of edges that is as long as their list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, edges):
+        return edges @ self.second(F.relu(edges @ self.first(x)))
+
+
+def nodes(size=9):
+    edges = torch.rand(size, size, generator=torch.Generator().manual_seed(0))
+    return torch.randn(size, 4), edges / edges.sum(1, keepdim=True), torch.randint(3, (size,))
+
+
+def loss_of_nodes(net, batch):
+    return F.cross_entropy(net(*batch[:2]), batch[2])
+
+
+def test_a_graph_is_taken_as_a_whole():
+    net, batch = GraphNet(), nodes()
+    x, edges = example_of(net, batch, loss_of_nodes).args
+    assert torch.equal(x, batch[0])
+    assert torch.equal(edges, batch[1])
+    assert flow(net, everything(net), example_of(net, batch, loss_of_nodes)).macs(everything(net)) == 9 * (32 + 24)
+    for method in ("synflow", "snip"):
+        for budget in ("weights", "macs"):
+            kept = dp.prune(
+                GraphNet(), [batch], method=method, sparsity=0.5, loss=loss_of_nodes, knobs=None, budget=budget
+            )
+            assert sum(int(m.sum()) for m in kept.values()) == 28
+    assert dp.preview(net, [batch], sparsity=0.5, loss=loss_of_nodes, show=False).not_followed is None
+
+
+class Beside(nn.Module):
+    """A network whose examples see each other: by attention, by what they have in common, or as a set."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.fc, self.how = nn.Linear(6, 3), how
+
+    def forward(self, x):
+        return self.how(self.fc(x))
+
+
+OF_A_BATCH = {
+    "attention": lambda h: F.scaled_dot_product_attention(h, h, h),
+    "centred": lambda h: h - h.mean(0),
+    "set": lambda h: h.mean(0, keepdim=True),
+    "pairs": lambda h: h @ h.T,
+}
+BY_EXAMPLE = {
+    "plain": lambda h: h,
+    "noise": lambda h: h + torch.randn_like(h),
+    "several": lambda h: {"a": [h, torch.ones(5)], "loss": h.mean()},
+    "nothing": lambda h: h * float("nan"),
+}
+
+
+@pytest.mark.parametrize("kind", [*OF_A_BATCH, *BY_EXAMPLE])
+def test_one_example_is_taken_only_where_it_can_stand_alone(kind):
+    net = Beside({**OF_A_BATCH, **BY_EXAMPLE}[kind])
+    x, state = torch.randn(7, 6), torch.get_rng_state()
+    (taken,) = example_of(net, (x, x), lambda net, batch: net(batch[0])).args
+    assert len(taken) == (7 if kind in OF_A_BATCH else 1)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_finding_an_example_leaves_no_trace_and_is_tried_once():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm = nn.Linear(6, 3), nn.BatchNorm1d(3)
+            self.register_buffer("calls", torch.zeros(()))
+            self.forwards = 0
+
+        def forward(self, x):
+            self.calls += 1
+            self.forwards += 1
+            return self.norm(self.fc(x))
+
+    net = Counting()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for _ in range(5):
+        (taken,) = example_of(net, (torch.randn(7, 6), torch.randn(7)), lambda net, batch: net(batch[0])).args
+        assert len(taken) == 1
+    assert net.forwards == 3
+    assert net.training
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())

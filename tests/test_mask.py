@@ -63,6 +63,60 @@ def test_bare_matrices_of_own_modules_are_weights_and_scales_are_not():
     assert names(Own()) == ["matrix"]
 
 
+class Holder(nn.Module):
+    """A module of one's own that holds parameters of these names."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        for name in names:
+            setattr(self, name, nn.Parameter(torch.randn(3, 4)))
+
+
+def test_parameters_of_other_modules_are_weights_if_they_are_called_so():
+    called = ["weight", "kernel", "W", "w1", "wq", "w_out", "q", "gate_up_proj", "x_proj_weight", "text_projection"]
+    assert names(Holder(*called)) == [*called, "fc.weight"]
+
+
+def test_other_parameters_are_left_out_and_named_once_with_the_way_to_have_them():
+    net = Holder("A_log", "codevectors", "weight")
+    with pytest.warns(UserWarning, match=r"not pruned: A_log, codevectors, which belong to no known kind") as caught:
+        assert names(net) == ["weight", "fc.weight"]
+    assert len(caught) == 1
+    assert "include=['*A_log', '*codevectors']" in str(caught[0].message)
+    assert names(net, include=["*A_log", "*codevectors"]) == ["A_log", "codevectors", "weight", "fc.weight"]
+    assert names(net, exclude=["*A_log", "*codevectors"]) == ["weight", "fc.weight"]
+
+
+def test_tables_and_scales_of_other_modules_are_left_out_without_a_word():
+    net = Holder("pos_embed", "relative_position_bias_table", "token_weights", "weight")
+    net.weight_scale = nn.Parameter(torch.ones(4, 1, 1))
+    assert names(net) == ["weight", "fc.weight"]
+
+
+def test_own_kinds_of_linear_layers_and_experts_are_weights():
+    class Own(nn.Linear):
+        pass
+
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight, self.bias)
+
+    assert names(nn.Sequential(Own(3, 3), Written())) == ["0.weight", "1.weight"]
+    stack = nn.Module()
+    stack.weights = nn.ParameterList(torch.randn(3, 3) for _ in range(2))
+    stack.experts = nn.ParameterDict({"w1": torch.randn(2, 3, 4), "scales": torch.randn(2, 4)})
+    assert set(names(stack)) == {"weights.0", "weights.1", "experts.w1", "experts.scales"}
+    stack.mixtures = nn.ParameterList(torch.randn(3, 3) for _ in range(2))
+    with pytest.warns(UserWarning, match=r"not pruned: mixtures\.0, mixtures\.1.*include=\['\*mixtures\.\*'\]"):
+        assert set(names(stack)) == {"weights.0", "weights.1", "experts.w1", "experts.scales"}
+    assert len(names(stack, include="*mixtures.*")) == 6
+
+
 def test_tied_weights_count_once():
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     net[2].weight = net[0].weight

@@ -1,5 +1,6 @@
 """Networks whose code is not a chain of layers: what is cut is called cut, what is alive counts as alive."""
 
+import copy
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -42,6 +43,38 @@ def rms(net, h):
     return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
+def written_into(net, h):
+    out = torch.zeros(len(h), 4)
+    out[:, :2] = net.a(h)[:, :2]
+    out[:, 2:] += net.a(h)[:, 2:]
+    return out
+
+
+def rotated(net, h):
+    """Rotary positions, as complex numbers."""
+    pairs = torch.view_as_complex(net.a(h).view(-1, 2, 2).contiguous())
+    turned = pairs * torch.polar(torch.ones(2), torch.arange(2.0))
+    return torch.view_as_real(turned).flatten(1)
+
+
+def grouped_query(net, h):
+    """Two heads of queries, one of keys and values, for three tokens."""
+    tokens = torch.stack([h, h + 1, h * 2], 1)
+    q = net.q(tokens).view(-1, 3, 2, 2).transpose(1, 2)
+    k, v = (each(tokens).view(-1, 3, 1, 2).transpose(1, 2) for each in (net.k, net.v))
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2).mean(1)
+
+
+def experts(net, h):
+    """A mixture of experts: of four, one is chosen for each example."""
+    shares, chosen = net.router(h).softmax(-1).topk(1, dim=-1)
+    out = torch.zeros_like(h)
+    for number, expert in enumerate((net.a, net.b, net.c, net.d)):
+        row, place = torch.where(chosen == number)
+        out.index_add_(0, row, expert(h[row]) * shares[row, place, None])
+    return out
+
+
 BODIES = {
     "rms norm": Net(rms),
     "highway": Net(
@@ -65,6 +98,12 @@ BODIES = {
     ),
     "layer norm": Net(lambda net, h: F.gelu(F.layer_norm(net.a(h), (4,))), a=lin()),
     "random": Net(lambda net, h: h + torch.randn_like(h)),
+    "einsum": Net(lambda net, h: torch.einsum("bi,bj->bi", net.a(h), net.b(h)), a=lin(), b=lin()),
+    "written into": Net(written_into, a=lin()),
+    "rotated": Net(rotated, a=lin()),
+    "grouped-query attention": Net(grouped_query, q=lin(), k=nn.Linear(4, 2), v=nn.Linear(4, 2)),
+    "experts": Net(experts, router=lin(), a=lin(), b=lin(), c=lin(), d=lin()),
+    "half": Net(lambda net, h: net.a(F.softmax(h.half(), -1, dtype=torch.bfloat16).to(torch.float16)), a=lin()),
 }
 
 
@@ -254,6 +293,138 @@ def test_multiply_adds_of_cells_and_cross_attention():
     net = nn.MultiheadAttention(8, 2, batch_first=True)
     tokens = (torch.zeros(1, 1, 8), torch.zeros(1, 10, 8), torch.zeros(1, 10, 8))
     assert flow(net, everything(net), tokens).macs(everything(net)) == 64 + 2 * 64 * 10 + 64
+
+
+def lone(bias):
+    """A gate: two layers' outputs multiplied."""
+    layers = {name: nn.Linear(4, 4, bias=bias) for name in ("gate", "up")}
+    return Net(lambda net, h: F.silu(net.gate(h)) * net.up(h), **layers)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_factor_that_is_zero_lets_nothing_pass_and_a_constant_one_does(bias):
+    net = lone(bias)
+    net.stem.bias = net.head.bias = None
+    mask = everything(net)
+    mask["up.weight"][2] = False
+    effective = flow(net, mask, torch.zeros(1, 4)).effective
+    assert bool(effective["gate.weight"][2].any()) is bias
+    assert bool(effective["head.weight"][:, 2].any()) is bias
+    assert effective["gate.weight"][[0, 1, 3]].all()
+    assert by_trying(net, mask, torch.rand(3, 4)) == {name: kept.tolist() for name, kept in effective.items()}
+
+
+def by_trying(net, mask, x):
+    """Which kept weights change how the output depends on the input: a little of each is added, one by one."""
+    net = copy.deepcopy(net).double()
+    weights = dict(net.named_parameters())
+    torch.manual_seed(1)
+    for name, weight in weights.items():
+        weight.data.copy_(torch.rand_like(weight) + 0.1)
+        if name in mask:
+            weight.data.mul_(mask[name])
+
+    def answers():
+        with torch.no_grad():
+            found = net(x.double())
+        return found[1:] - found[:1]
+
+    before, found = answers(), {}
+    for name, kept in mask.items():
+        changed = torch.zeros_like(kept)
+        for index in kept.nonzero().tolist():
+            weights[name].data[tuple(index)] += 0.5
+            changed[tuple(index)] = bool((answers() - before).abs().max() > 1e-9)
+            weights[name].data[tuple(index)] -= 0.5
+        found[name] = changed.tolist()
+    return found
+
+
+def test_complex_numbers_elsewhere_are_refused_and_not_taken_for_nothing():
+    net = Net(lambda net, h: torch.fft.fft(h).abs())
+    with pytest.raises(NotImplementedError, match="complex numbers are followed in rotations"):
+        flow(net, everything(net), torch.zeros(1, 4))
+
+
+def test_positions_from_a_table_by_index_count_as_they_are_kept():
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.table = nn.Linear(4, 4), nn.Parameter(torch.randn(5, 4))
+            self.learned = nn.Embedding(3, 4)
+
+        def forward(self, x):
+            h = self.fc(x) + self.table[torch.tensor([0, 2, 4])] + self.learned(torch.arange(3))
+            return F.scaled_dot_product_attention(h, h, h, attn_mask=self.table[:3, :3])
+
+    net = Biased()
+    mask = {**everything(net), "table": torch.rand(5, 4) < 0.5, "learned.weight": torch.rand(3, 4) < 0.5}
+    effective = flow(net, mask, torch.zeros(1, 3, 4)).effective
+    assert all(torch.equal(effective[name], kept) for name, kept in mask.items())
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_multiply_adds_of_experts_are_their_share_of_the_tokens(tokens):
+    net = BODIES["experts"]
+    found = flow(net, everything(net), torch.zeros(tokens, 4))
+    assert found.macs(everything(net)) == tokens * (16 + 8 + 16 + 16)  # of four experts each example meets one
+
+
+def test_multiply_adds_of_weights_on_the_left_of_products_and_in_groups():
+    class Left(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 4, 3))
+
+        def forward(self, x, i):
+            return (self.weight[i] @ x.unsqueeze(-1)).squeeze(-1)
+
+    net, mask = Left(), {"weight": torch.ones(2, 4, 3, dtype=torch.bool)}
+    found = flow(net, mask, (torch.zeros(5, 3), torch.tensor([0, 1, 1, 0, 1])))
+    assert found.macs(mask) == 5 * 12
+
+
+class Hooked(nn.Module):
+    """Collects what its layers put out by hooks of its own, as transformers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.a.register_forward_hook(self.collect)
+        self.kept = []
+
+    def collect(self, module, args, output):
+        self.kept.append(output)
+
+    def forward(self, x):
+        self.kept.clear()
+        self.a(x)
+        return self.b(self.kept[0])
+
+
+def test_hooks_of_the_network_itself_are_a_part_of_it_and_those_of_others_are_not():
+    net, recorder = Hooked(), Recorder()
+    net.a.register_forward_hook(recorder)
+    assert effective_sparsity_of(net) == 0
+    assert not recorder.seen
+    assert not net.kept
+    assert len(net.a._forward_hooks) == 2
+
+
+def effective_sparsity_of(net):
+    return dp.effective_sparsity(net, everything(net), torch.zeros(1, 4))
+
+
+class Recorder:
+    """A hook of another program's, say."""
+
+    __module__ = "somewhere.else"
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, module, args, output):
+        self.seen.append(output)
 
 
 def test_masks_that_do_not_fit():

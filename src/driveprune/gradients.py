@@ -319,7 +319,7 @@ def scoring(model: nn.Module, seed: int) -> Iterator[nn.Module]:
     frozen normalisation layer of a model in training stays as it is.
     """
     model = unwrap(model)
-    with _same_flags(model), _same_buffers(model), _same_gradients(model), seeded(model, seed), _fresh_casts():
+    with _same_flags(model), same_buffers(model), _same_gradients(model), seeded(model, seed), _fresh_casts():
         if not model.training:
             model.train()
         for module in model.modules():
@@ -395,7 +395,8 @@ def _same_flags(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """The buffers of a model, put back afterwards to what they were."""
     kept = [
         (module, name, buffer, None if buffer is None else buffer.clone())
         for module in model.modules()

@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from driveprune.collectives import is_sharded
-from driveprune.gradients import eager, evaluating, seeded
+from driveprune.gradients import eager, evaluating, same_buffers, seeded
 from driveprune.mask import (
     Loss,
     Mask,
@@ -32,7 +33,8 @@ from driveprune.mask import (
     sparsity,
     unwrap,
 )
-from driveprune.twin import Twin, mark
+from driveprune.signals import mark
+from driveprune.twin import Twin
 
 _LARGEST = 1 << 28  # weights: above, a float64 copy only for a warning is too much to ask for
 
@@ -74,7 +76,11 @@ class _Captured(Exception):  # noqa: N818  (no error: it stops the forward pass)
 
 
 def example_of(model: nn.Module, batch: Any, loss: Loss) -> Inputs:
-    """What the loss gives to the model for a batch, cut down to the first example where that is plain to see."""
+    """What the loss gives to the model for a batch, cut down to the first example if that can be taken alone.
+
+    It can if all tensors of the batch are as long, and the model's output for the first example is the same alone as
+    beside the second one. Of a graph, whose matrix of edges is as long as its list of nodes, nothing is cut off.
+    """
     model = unwrap(model)
     seen: list[Inputs] = []
 
@@ -86,21 +92,72 @@ def example_of(model: nn.Module, batch: Any, loss: Loss) -> Inputs:
     try:
         loss(model, batch)
     except _Captured:
-        sizes = {len(leaf) if leaf.dim() else 0 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
-        time_first = any(getattr(module, "batch_first", None) is False for module in model.modules())
-        return _first(seen[0], sizes.pop()) if len(sizes) == 1 and not time_first else seen[0]
+        pass
     finally:
         hook.remove()
-    raise ValueError("the loss does not call the model itself, so its input is not known")
+    if not seen:
+        raise ValueError("the loss does not call the model itself, so its input is not known")
+    sizes = {len(leaf) if leaf.dim() else 0 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
+    time_first = any(getattr(module, "batch_first", None) is False for module in model.modules())
+    if len(sizes) != 1 or time_first:
+        return seen[0]
+    size = sizes.pop()
+    return _first(seen[0], size, 1) if _is_by_example(model, seen[0], size) else seen[0]
 
 
-def _first(inputs: Inputs, size: int) -> Inputs:
-    """The first example of inputs whose tensors have `size` examples."""
+def _first(inputs: Inputs, size: int, count: int) -> Inputs:
+    """The first examples of inputs whose tensors have `size` examples."""
 
     def cut(leaf: Any) -> Any:
-        return leaf[:1] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
+        return leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
 
     return Inputs(*tree_map(cut, (inputs.args, inputs.kwargs)))
+
+
+_BY_EXAMPLE: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
+"""What was found of a network and inputs of a shape: methods of a hundred cuts ask a hundred times."""
+
+
+def _is_by_example(model: nn.Module, inputs: Inputs, size: int) -> bool:
+    """Whether a network treats each example by itself. A sharded one, of which a rank has a part, is not tried."""
+    if size < 2 or any(map(is_sharded, model.parameters())):
+        return True
+    leaves, shape = tree_flatten((inputs.args, inputs.kwargs))
+    key = (size, str(shape), *(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves))
+    known = _BY_EXAMPLE.setdefault(model, {})
+    if key not in known:
+        known[key] = _is_the_same_alone(model, _first(inputs, size, 1), _first(inputs, size, 2))
+    return known[key]
+
+
+def _is_the_same_alone(model: nn.Module, one: Inputs, two: Inputs) -> bool:
+    """Whether the output for the first example is the same alone as beside another one.
+
+    Of a network that draws random numbers in evaluation mode, only the shapes can be compared.
+    """
+    try:
+        alone, beside, again = (_output(model, given, seed) for given, seed in ((one, 0), (two, 0), (two, 1)))
+    except Exception:  # the first examples are no input of this network
+        return False
+    if not len(alone) == len(beside) == len(again):
+        return False
+    rows = [b if a.shape == b.shape else b[:1] for a, b in zip(alone, beside, strict=True)]
+    if any(a.shape != row.shape for a, row in zip(alone, rows, strict=True)):
+        return False
+    is_random = not all(_near(a, b) for a, b in zip(beside, again, strict=True))
+    return is_random or all(_near(a, row) for a, row in zip(alone, rows, strict=True))
+
+
+@torch.no_grad()
+def _output(model: nn.Module, given: Inputs, seed: int) -> list[Tensor]:
+    with evaluating(model), eager(model), same_buffers(model), seeded(model, seed):
+        return [leaf.detach().clone() for leaf in _floats(model(*given.args, **given.kwargs)) if leaf.dim()]
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding."""
+    scale = float(b.abs().nan_to_num(posinf=0.0).max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=0.0, atol=min(0.05, 1000 * torch.finfo(b.dtype).eps) * scale, equal_nan=True)
 
 
 def inputs_of(example: Any) -> Inputs:
@@ -133,35 +190,67 @@ def flow(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> Flow:
     inputs = inputs_of(example)
     with torch.inference_mode(False), torch.enable_grad(), seeded(model, 0):
         twin = copy.deepcopy(unwrap(model)).cpu().double()
-        for module in twin.modules():  # hooks of the user are for the user's network
-            module._forward_hooks.clear()
-            module._forward_pre_hooks.clear()
+        _drop_hooks_of_others(twin)
         weights = parameters(twin)
         fill(weights, mask)
         names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
         mode = Twin(names, {name: weight.numel() for name, weight in weights.items()})
-        args, kwargs = tree_map(signal_of, (inputs.args, inputs.kwargs))
-        with evaluating(twin), eager(twin), mode, torch.autocast("cpu", enabled=False):
-            output = twin(*args, **kwargs)
-        signal = total(output)
-        effective = _on_a_path(signal, weights, mask, mode.added)
-    uncounted = [name for name, kept in effective.items() if name not in mode.positions and kept.any()]
+        runs = [_run(twin, mode, weights, mask, inputs)]
+        for turn in range(1, mode.turns):
+            mode.turn = turn
+            runs.append(_run(twin, mode, weights, mask, inputs))
+    effective = Mask({name: torch.stack([each[0][name] for each in runs]).any(0) for name in mask})
+    positions = {name: times / mode.turns for name, times in mode.positions.items()}
+    uncounted = [name for name, kept in effective.items() if name not in positions and kept.any()]
     return Flow(
         effective,
-        bool(signal.detach() != 0),
-        mode.positions,
+        any(connected for _, connected in runs),
+        positions,
         tuple(name for name in uncounted if name not in mode.added),
     )
+
+
+def _run(
+    twin: nn.Module, mode: Twin, weights: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor], inputs: Inputs
+) -> tuple[Mask, bool]:
+    """The weights on a path in one run of the twin, and whether there is any path."""
+    args, kwargs = tree_map(signal_of, (inputs.args, inputs.kwargs))
+    with evaluating(twin), eager(twin), mode, torch.autocast("cpu", enabled=False):
+        output = twin(*args, **kwargs)
+    signal = total(output)
+    return _on_a_path(signal, weights, mask, mode.added), bool(signal.detach() != 0)
+
+
+def _drop_hooks_of_others(twin: nn.Module) -> None:
+    """Leave the hooks that torch or the module's own library put there: they are a part of what it computes."""
+    for module in twin.modules():
+        for table in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(table.items()):
+                if not _is_its_own(hook, module):
+                    del table[key]
+
+
+def _is_its_own(hook: Any, module: nn.Module) -> bool:
+    hook = hook.func if isinstance(hook, partial) else hook
+    written_in = str(getattr(hook, "__module__", None) or type(hook).__module__)
+    libraries = {"torch", *(kind.__module__.partition(".")[0] for kind in type(module).__mro__[:-1])}
+    return isinstance(getattr(hook, "__self__", None), nn.Module) or written_in.partition(".")[0] in libraries
 
 
 def positions(model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> dict[str, float]:
     """How often each weight is multiplied for an example, by name; without those that cannot be counted.
 
-    A sharded model has no twin: it is run itself, by all ranks together.
+    A sharded model has no twin, and where paths cannot be followed, there is none, either: the model itself is run
+    (a sharded one by all ranks together) and its multiplications are counted.
     """
     if not any(map(is_sharded, mask.values())):
-        found = flow(model, everything(mask), example)
-        return {name: times for name, times in found.positions.items() if name not in found.uncounted}
+        with suppress(Exception):  # the user's own code may refuse a float64 copy of itself
+            found = flow(model, everything(mask), example)
+            return {name: times for name, times in found.positions.items() if name not in found.uncounted}
+    return _counted(model, example)
+
+
+def _counted(model: nn.Module, example: Any) -> dict[str, float]:
     sizes = {name: weight.numel() for name, weight in parameters(model).items()}
     mode, inputs = _Counting({}, sizes), inputs_of(example)
     with ExitStack() as hooks, torch.no_grad(), evaluating(model), eager(model):
@@ -183,8 +272,9 @@ class _Counting(Twin):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        output = function(*args, **(kwargs or {}))
-        self._count(getattr(function, "__name__", "").strip("_"), args, kwargs or {}, output)
+        output, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "").strip("_")
+        self._note_copy(name, args, kwargs or {}, output)
+        self._count(name, args, kwargs or {}, output)
         return output
 
 

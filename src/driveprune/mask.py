@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -29,7 +31,9 @@ _WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _NEVER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _BY_INCLUDE_ONLY = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
 _PARAMETRISED = ("_g", "_v", "_orig")  # the endings that old weight_norm and torch's prune give to weights
-_NO_WEIGHTS = ("pos", "emb", "token", "bias")
+_NO_WEIGHTS = ("pos", "emb", "token", "bias", "table")
+_WEIGHTS = re.compile(r"weight|expert|kernel|proj|matri|filter|(^|[._])(w[qkvogi]?|[qkvor])\d*($|[._])")
+"""What modules of other makes than torch's call their weights: `weight`, `gate_up_proj`, `W`, `w1`, `wq`, `q`."""
 
 
 class Mask(dict[str, Tensor]):
@@ -97,12 +101,13 @@ def prunable(
 ) -> dict[str, nn.Parameter]:
     """The weights that can be pruned, by name, each once.
 
-    Chosen are floating-point parameters with two or more dimensions, whatever module holds them: weights of
-    linear layers, convolutions, recurrent layers, attention projections and of modules of your own. Never
-    chosen are biases and the parameters of normalisation layers. Embeddings, tables of positions and tokens,
-    and tensors below a parametrisation count only if a pattern of `include` names them. `exclude` leaves
-    names out. Patterns are those of the shell (`"layer4.*"`). Frozen parameters are left alone unless
-    `frozen=True`.
+    Chosen are floating-point parameters with two or more dimensions that are weights: those of torch's linear
+    layers, convolutions, recurrent layers and attention projections, and in other modules those that are called
+    so (`weight`, `kernel`, `gate_up_proj`, `w1`, `W`, `q`, ...). Never chosen are biases and the parameters of
+    normalisation layers. Embeddings, tables of positions and tokens, tensors below a parametrisation and other
+    parameters (such as Mamba's `A_log`, where a zero is no missing connection) count only if a pattern of
+    `include` names them; a warning names the last kind. `exclude` leaves names out. Patterns are those of the
+    shell (`"layer4.*"`). Frozen parameters are left alone unless `frozen=True`.
 
     >>> list(prunable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))))
     ['0.weight', '3.weight']
@@ -110,6 +115,7 @@ def prunable(
     include, exclude = _patterns(include), _patterns(exclude)
     chosen: dict[str, nn.Parameter] = {}
     used: set[str] = set()
+    unknown: list[str] = []
     for parameter, names, modules in _occurrences(model):
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(f"{names[0]} has no shape yet (a lazy module): run one forward first")
@@ -118,7 +124,10 @@ def prunable(
         named = _matching(include, names)
         unwanted = _matching(exclude, names)
         used |= unwanted
-        if unwanted or not (named or _chosen_by_default(parameter, names, modules)):
+        by_default = _chosen_by_default(parameter, names, modules)
+        if unwanted or not (named or by_default):
+            if by_default is None and not unwanted:
+                unknown.append(names[0])
             continue
         if parameter.requires_grad or frozen:
             chosen[names[0]] = parameter
@@ -130,6 +139,8 @@ def prunable(
                     f"{option} pattern {pattern!r} matches no weight that can be pruned "
                     "(biases and normalisation cannot; frozen=True admits frozen weights)"
                 )
+    if unknown:
+        _warn_of(unknown)
     if not chosen:
         raise ValueError(
             "nothing to prune: the model has no trainable floating-point weight with two or more dimensions "
@@ -160,7 +171,8 @@ def _can_be_pruned(parameter: nn.Parameter, modules: list[nn.Module]) -> bool:
     )
 
 
-def _chosen_by_default(parameter: nn.Parameter, names: list[str], modules: list[nn.Module]) -> bool:
+def _chosen_by_default(parameter: nn.Parameter, names: list[str], modules: list[nn.Module]) -> bool | None:
+    """Whether a parameter is a weight; None if it may be, for all that is known."""
     if any(isinstance(module, _BY_INCLUDE_ONLY) for module in modules):
         return False
     leaves = [_own_name(name, module) for name, module in zip(names, modules, strict=True)]
@@ -171,9 +183,28 @@ def _chosen_by_default(parameter: nn.Parameter, names: list[str], modules: list[
         for leaf, module in zip(leaves, modules, strict=True)
     ):
         return True
-    # A parameter of a user's module: a matrix is a weight; a (C, 1, 1) scale or a table of positions is not.
+    # A parameter of a user's module: a (C, 1, 1) scale or a table of positions is no weight, whatever its name.
     is_matrix = sum(size > 1 for size in parameter.shape) >= 2
-    return is_matrix and not any(leaf == "pe" or any(word in leaf for word in _NO_WEIGHTS) for leaf in leaves)
+    if not is_matrix or any(leaf == "pe" or any(word in leaf for word in _NO_WEIGHTS) for leaf in leaves):
+        return False
+    return True if any(map(_WEIGHTS.search, leaves)) else None
+
+
+def _warn_of(unknown: list[str]) -> None:
+    """Name the matrices that are left out because nothing says that they are weights."""
+    patterns = sorted({_pattern_of(name) for name in unknown})
+    some = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+    warnings.warn(
+        f"not pruned: {some}, which belong to no known kind of layer and are not called weights; if they are, say "
+        f"include={patterns}, else exclude={patterns}",
+        stacklevel=3,
+    )
+
+
+def _pattern_of(name: str) -> str:
+    """A pattern for a parameter and its like in other layers: `*A_log`, or `*scales.*` in a list."""
+    parts = name.split(".")
+    return f"*{parts[-2]}.*" if parts[-1].isdigit() and len(parts) > 1 else f"*{parts[-1]}"
 
 
 def _own_name(name: str, module: nn.Module) -> str:

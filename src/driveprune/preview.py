@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from driveprune import methods as known
-from driveprune.cut import prune
+from driveprune.cut import Budget, check_budget, prune
 from driveprune.gradients import cross_entropy, endless, scoring
 from driveprune.graph import CollapseWarning, Flow, Inputs, example_of, flow
 from driveprune.mask import (
@@ -29,7 +31,9 @@ from driveprune.mask import (
     restore,
 )
 from driveprune.mask import sparsity as sparsity_of
-from driveprune.plan import Plan, Prune, Rewind, Train
+from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
+
+_PHASES = (Train, Prune, Rewind, Shuffle, Reinit)
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Preview:
-    """The rows of all methods; printed, a table of layers by methods."""
+    """The rows of all methods that can work on the network; printed, a table of layers by methods."""
 
     sparsity: float
     weights: int
     macs: int | None
     rows: tuple[Row, ...]
+    budget: Budget = "weights"
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Methods that cannot work on this network, and why."""
+    not_followed: str | None = None
+    """Why paths through the network could not be followed, if they could not."""
 
     def __repr__(self) -> str:
         return f"<preview of {', '.join(row.method for row in self.rows)} at sparsity {self.sparsity:g}>"
@@ -89,8 +98,13 @@ class Preview:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         macs = "" if self.macs is None else f" and {self.macs:,} multiply-adds"
-        yield f"sparsity {self.sparsity:g}: of {self.weights:,} weights{macs} there would be left"
+        what = " of the multiply-adds" if self.budget == "macs" else ""
+        yield f"sparsity {self.sparsity:g}{what}: of {self.weights:,} weights{macs} there would be left"
         yield _table(self)
+        for method, reason in self.skipped.items():
+            yield Text(f"{method} is left out, it cannot work here: {reason}")
+        if self.not_followed is not None:
+            yield Text(f"?: paths through the network could not be followed: {self.not_followed}")
         if any(row.trains_first for row in self.rows):
             yield "*: trains before it cuts; shown is a cut of the weights as they are now"
         if any(row.empty_layers for row in self.rows):
@@ -104,17 +118,22 @@ def preview(
     batches: Iterable[Any],
     *,
     sparsity: float,
-    methods: str | Sequence[known.Method] | None = None,
+    methods: known.Method | Sequence[known.Method] | None = None,
+    knobs: Mapping[Any, Mapping[str, Any]] | None = None,
     loss: Loss = cross_entropy,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
+    frozen: bool = False,
+    min_kept: int = 0,
+    budget: Budget = "weights",
     seed: int = 0,
     show: bool = True,
 ) -> Preview:
     """Print what every method that cuts in one go would leave of a network; the model stays as it is.
 
     For each method: the density of each layer, empty layers, the sparsity that counts when weights on no path
-    from input to output are left out, and multiply-adds for one example.
+    from input to output are left out, and multiply-adds for one example. A method that cannot work on this network
+    is left out, and why is said below the table.
 
     Args:
         model: the network.
@@ -122,34 +141,128 @@ def preview(
         sparsity: the fraction of weights to remove.
         methods: the methods to look at; by default all that cut in one go. Of those that train first (DRIVE,
             magnitude) the table shows a cut of the weights as they are now.
-        loss, include, exclude, seed: as for `driveprune.prune`.
+        knobs: options by method, such as `{"grasp": {"temperature": 1.0}}`.
+        loss, include, exclude, frozen, min_kept, budget, seed: as for `driveprune.prune`.
         show: print the table.
 
     """
     check_sparsity(sparsity)
-    weights = prunable(model, include=include, exclude=exclude)
+    chosen = _chosen(methods)
+    given = _knobs_of(chosen, knobs or {}, sparsity)
+    weights = prunable(model, include=include, exclude=exclude, frozen=frozen)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     whole = everything(weights)
     batches = list(batches) if isinstance(batches, Iterator) else batches
-    with scoring(model, seed) as plain:
-        example = example_of(plain, next(endless(batches)), loss)
-    if isinstance(methods, str):
-        methods = [methods]
-    rows = []
-    for method in methods if methods is not None else one_go():
+    follower = _Follower(model, next(endless(batches)), loss, seed)
+    cut = partial(
+        prune, model, batches, sparsity=sparsity, loss=loss, mask=whole, seed=seed, min_kept=min_kept,
+        budget=check_budget(budget),
+    )  # fmt: skip
+    rows, failed = _tried(chosen, given, cut, follower, lambda: restore(weights, before))
+    if failed and not rows:
+        raise _none_works(failed)
+    dense = follower(whole)
+    found = Preview(
+        sparsity, all_weights(whole), None if dense is None else dense.macs(whole), tuple(rows), budget,
+        {method: _said(error) for method, error in failed.items()}, follower.reason,
+    )  # fmt: skip
+    if show:
+        Console().print(found)
+    return found
+
+
+def _tried(
+    methods: Sequence[known.Method],
+    knobs: Sequence[Mapping[str, Any] | None],
+    cut: Callable[..., Mask],
+    follower: _Follower,
+    undo: Callable[[], None],
+) -> tuple[list[Row], dict[str, Exception]]:
+    """A row for each method that can work on the network, and the errors of the others."""
+    rows, failed = [], dict[str, Exception]()
+    for method, own in zip(methods, knobs, strict=True):
         start = time.perf_counter()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CollapseWarning)
-                mask = prune(model, batches, method=method, sparsity=sparsity, loss=loss, mask=whole, seed=seed)
+                mask = cut(method=method, knobs=own)
+        except Exception as error:  # whatever this method makes of this network
+            failed[known.describe(method)] = error
+            continue
         finally:
-            restore(weights, before)
-        rows.append(_row(model, method, mask, example, time.perf_counter() - start))
-    dense = _follow(model, whole, example)
-    found = Preview(sparsity, all_weights(whole), None if dense is None else dense.macs(whole), tuple(rows))
-    if show:
-        Console().print(found)
-    return found
+            undo()
+        rows.append(_row(method, mask, follower(mask), time.perf_counter() - start))
+    return rows, failed
+
+
+def _chosen(methods: known.Method | Sequence[known.Method] | None) -> list[known.Method]:
+    """The methods to look at, or an error if one does not cut in one go."""
+    if methods is None:
+        return list(one_go())
+    is_plan = isinstance(methods, list) and all(isinstance(each, _PHASES) for each in methods)
+    several: Any = methods if isinstance(methods, list | tuple) and not is_plan else [methods]
+    for method in several:
+        if not _cuts_in_one_go(_sample(method)):
+            raise ValueError(
+                f"{known.describe(method)} trains between its cuts: preview shows methods that cut in one go, "
+                f"such as {', '.join(one_go())}"
+            )
+    return list(several)
+
+
+def _knobs_of(
+    methods: Sequence[known.Method], knobs: Mapping[Any, Mapping[str, Any]], sparsity: float
+) -> list[Mapping[str, Any] | None]:
+    """The knobs of each method, checked; an error for knobs of a method that is not looked at."""
+    names = [known.describe(method) for method in methods]
+    by_name = {known.describe(method): own for method, own in knobs.items()}
+    for name, own in by_name.items():
+        if name not in names:
+            raise ValueError(f"knobs are given for {name}, which is not among the methods: {', '.join(names)}")
+        if not isinstance(own, Mapping):
+            raise TypeError(f"knobs are given by method, as {{'{name}': {{'cuts': 10}}}}, got {own!r} for {name}")
+        known.make_plan(methods[names.index(name)], sparsity, 0, 0, own)
+    return [by_name.get(name) for name in names]
+
+
+def _none_works(failed: Mapping[str, Exception]) -> Exception:
+    """The error if there is nothing to show."""
+    reasons = dict.fromkeys(map(_said, failed.values()))
+    several = "; ".join(f"{method}: {_said(error)}" for method, error in failed.items())
+    what = next(iter(reasons)) if len(reasons) == 1 else several
+    error = ValueError(f"no method can work on this network: {what}")
+    error.__cause__ = next(iter(failed.values()))
+    return error
+
+
+def _said(error: Exception) -> str:
+    """An error in one line; one that is not meant for readers with its kind."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+class _Follower:
+    """Follows paths for one example; remembers why, if it cannot."""
+
+    def __init__(self, model: nn.Module, batch: Any, loss: Loss, seed: int) -> None:
+        self.model = model
+        self.reason: str | None = None
+        self.example: Inputs | None = None
+        try:
+            with scoring(model, seed) as plain:
+                self.example = example_of(plain, batch, loss)
+        except Exception as error:  # whatever the user's loss or forward raises
+            self.reason = _said(error)
+
+    def __call__(self, mask: Mask) -> Flow | None:
+        """The paths through the network, which the table shows as "?" where its code refuses to be followed."""
+        if self.example is None:
+            return None
+        try:
+            return flow(self.model, mask, self.example)
+        except Exception as error:  # whatever the user's own forward raises
+            self.reason = _said(error)
+            return None
 
 
 def one_go() -> list[str]:
@@ -158,30 +271,19 @@ def one_go() -> list[str]:
     >>> one_go()
     ['drive', 'erk', 'force', 'grasp', 'magnitude', 'random', 'snip', 'synflow']
     """
-    plans = {name: _sample(name) for name in known.names()}
-    return [name for name, plan in plans.items() if sum(isinstance(p, Prune | Rewind) for p in plan) == 1]
+    return [name for name in known.names() if _cuts_in_one_go(_sample(name))]
+
+
+def _cuts_in_one_go(plan: Plan) -> bool:
+    return sum(isinstance(phase, Prune | Rewind) for phase in plan) == 1
 
 
 def _sample(method: known.Method) -> Plan:
     return known.make_plan(method, 0.5, 100, 10)
 
 
-def _row(model: nn.Module, method: known.Method, mask: Mask, example: Inputs, seconds: float) -> Row:
-    return Row(
-        method=known.describe(method),
-        trains_first=isinstance(_sample(method)[0], Train),
-        mask=mask,
-        flow=_follow(model, mask, example),
-        seconds=seconds,
-    )
-
-
-def _follow(model: nn.Module, mask: Mask, example: Inputs) -> Flow | None:
-    """The paths through the network; None if its code refuses to be followed, which the table shows as "?"."""
-    try:
-        return flow(model, mask, example)
-    except Exception:  # whatever the user's own forward raises
-        return None
+def _row(method: known.Method, mask: Mask, found: Flow | None, seconds: float) -> Row:
+    return Row(known.describe(method), isinstance(_sample(method)[0], Train), mask, found, seconds)
 
 
 def _table(found: Preview) -> Table:

@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from driveprune.double import in_double
+from driveprune.signals import gets_offset, is_offset, is_signal, mark
+
 _PASS = set(
     """
     relu relu6 leaky_relu elu selu celu gelu silu mish softplus softsign sigmoid tanh hardtanh hardswish hardsigmoid
@@ -37,13 +40,26 @@ _TOGETHER = set(
     """.split()
 )
 _PRODUCT = {"mul", "rmul", "multiply"}
-_EITHER = _PRODUCT | set(
-    """
-    add radd sub rsub subtract div rdiv truediv rtruediv divide true_divide
+_QUOTIENT = {"div", "truediv", "divide", "true_divide"}
+_EITHER = (
+    _PRODUCT
+    | _QUOTIENT
+    | set(
+        """
+    add radd sub rsub subtract rdiv rtruediv
     maximum minimum fmax fmin lerp where atan2 hypot
     """.split()
+    )
 )
 _BILINEAR = {"matmul", "bmm", "mm", "mv", "rmatmul"}
+_PRODUCTS = _BILINEAR | {"addmm", "baddbmm"}
+_COPIES = set(
+    """
+    getitem index_select gather take_along_dim embedding to double float half bfloat16 type contiguous clone reshape
+    repeat repeat_interleave flatten roll flip interpolate pad
+    """.split()
+)
+"""Functions whose result is made of their input's numbers: of a weight, that weight elsewhere."""
 _AVERAGE: dict[str, Callable[..., Any]] = {
     "adaptive_max_pool1d": F.adaptive_avg_pool1d,
     "adaptive_max_pool2d": F.adaptive_avg_pool2d,
@@ -68,6 +84,8 @@ class Twin(TorchFunctionMode):
         """How often each weight of a tensor is multiplied."""
         self.added: set[str] = set()
         """Weights that are added to a signal, such as tables of positions: always on a path."""
+        self.turn, self.turns = 0, 1
+        """Which run this is, and how many it takes until each expert of a mixture was chosen by some token."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,24 +94,31 @@ class Twin(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         signals = [leaf for leaf in tree_leaves((args, kwargs)) if is_signal(leaf)]
         if not signals:
-            return _in_double(function(*args, **kwargs))
+            output = in_double(function, args, kwargs)
+            self._note_copy(name.strip("_"), args, kwargs, output)
+            return output
         plain = name.strip("_").removeprefix("i") if name in _IN_PLACE_OPERATORS else name.strip("_")
         output = self._instead(plain, args, kwargs)
         if output is None:
-            output = _in_double(function(*args, **kwargs))
+            output = in_double(function, args, kwargs)
         elif name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.startswith("_")):
             output = args[0].copy_(output)
+        if plain == "getitem" and args[0].dim() > 2:  # of a stack of matrices the input chooses some
+            self._note_copy(plain, args, kwargs, output)
         self._count(plain, args, kwargs, output)
         if not name.endswith("_like") and not name.startswith("new_"):
-            self._mark(output, signals)
+            written = args[0] if name == "__setitem__" and is_signal(args[2]) else output
+            self._mark(written, signals, gets_offset(plain, args, kwargs))
         return output
 
-    def _mark(self, output: Any, signals: list[Tensor]) -> None:
+    def _mark(self, output: Any, signals: list[Tensor], offset: bool) -> None:
         """What comes of signals is a signal; but integers and flags only carry it if they come of integers."""
         from_floats = any(signal.is_floating_point() for signal in signals)
         for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.is_complex():
+                raise NotImplementedError("complex numbers are followed in rotations of pairs of channels only")
             if isinstance(leaf, Tensor) and (leaf.is_floating_point() or not from_floats):
-                mark(leaf)
+                mark(leaf, offset)
 
     def _instead(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the twin computes instead of the network's operation; None where it computes the same."""
@@ -105,24 +130,46 @@ class Twin(TorchFunctionMode):
         if name in _JOINS:
             return self._join(name, *_bound(args, kwargs, "tensors"), *args[1:], **_without(kwargs, "tensors"))
         if name in _BILINEAR:
-            return _bilinear(name, args)
+            return self._bilinear(name, args)
         if name in _AVERAGE:
             return _AVERAGE[name](*args[:2], **_without(kwargs, "return_indices"))
         if name.startswith("max_pool"):
             return _mean_pool(int(name[len("max_pool")]), *args, **kwargs)
         if name in ("max", "min", "amax", "amin"):
             return self._largest(name, args, kwargs)
-        if name == "scaled_dot_product_attention":
-            return _attention(*_bound(args, kwargs, "query", "key", "value"))
-        if name == "multi_head_attention_forward":
-            return _multi_head(args, kwargs)
-        if name == "embedding":
-            index, weight = _bound(args, kwargs, "input", "weight")
-            return (weight.mean(0) * index.new_ones((*index.shape, 1), dtype=torch.float64)).abs()
+        return self._in_another_way(name, args, kwargs)
+
+    def _in_another_way(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Choices, attention, tables, and pairs of channels as complex numbers: either goes into both."""
+        match name:
+            case "topk" | "argmax" | "argmin":
+                return self._choice(name, args, kwargs)
+            case "scaled_dot_product_attention":
+                return self._attention(args, kwargs)
+            case "multi_head_attention_forward":
+                return self._multi_head(args, kwargs)
+            case "einsum":
+                return self._einsum(*args)
+            case "view_as_complex":
+                return _level(args[0]).sum(-1)
+            case "view_as_real":
+                return torch.stack([args[0], args[0]], -1)
+            case "embedding":
+                index, weight = _bound(args, kwargs, "input", "weight")
+                return (weight.mean(0) * index.new_ones((*index.shape, 1), dtype=torch.float64)).abs()
         return None
 
+    def _open(self, value: Tensor) -> Tensor:
+        """1 where a signal can be other than zero and lets a factor pass: on a path, or where it is offset."""
+        if self._mixing or is_offset(value):
+            return torch.ones_like(value, dtype=torch.float64)
+        return (value.detach() != 0).double()
+
     def _either(self, name: str, operands: list[Any]) -> Tensor:
-        """The sum of the signals among the operands; a product keeps the size of a constant factor."""
+        """The sum of the signals among the operands; a product keeps the size of a constant factor.
+
+        Of two factors, and of a quotient's numerator and denominator, one passes where the other is open.
+        """
         tensors = [value for value in operands if isinstance(value, Tensor)]
         signals = [value for value in tensors if is_signal(value)]
         if name in _PRODUCT and len(tensors) == 2 and len(signals) == 1:
@@ -130,7 +177,11 @@ class Twin(TorchFunctionMode):
             return signals[0] * factor.abs()
         self.added |= {found for value in tensors if not is_signal(value) and (found := self._name(value))}
         shape = torch.broadcast_shapes(*(value.shape for value in tensors))  # type: ignore[no-untyped-call]
-        return torch.stack([_level(value).expand(shape) for value in signals]).sum(0)
+        passing = [_level(value) for value in signals]
+        if len(signals) == 2 and name in _PRODUCT | _QUOTIENT:
+            above, below = passing
+            passing = [above * self._open(signals[1]) if name in _PRODUCT else above, below * self._open(signals[0])]
+        return torch.stack([value.expand(shape) for value in passing]).sum(0)
 
     def _join(self, name: str, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Signals side by side; constants among them, such as a token for the class, are nothing."""
@@ -153,6 +204,79 @@ class Twin(TorchFunctionMode):
             return mean
         return torch.return_types.max((mean, x.detach().argmax(dim, keepdim=keepdim)))
 
+    def _choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A choice among experts: each is chosen by somebody, whatever the twin's numbers are."""
+        x = args[0] if args else kwargs["input"]
+        if not x.is_floating_point() or not x.dim():
+            return None
+        rest = args[1:] if name == "topk" else (1, *args[1:])
+        count, dim, *_ = (*rest, *(kwargs.get(key, -1) for key in ("k", "dim")[len(rest) :]))
+        if dim is None:
+            return None
+        index = self._in_turn(x.movedim(dim, -1).shape, count).to(x.device).movedim(-1, dim)
+        if name != "topk":
+            return index if kwargs.get("keepdim", len(args) > 2 and args[2]) else index.squeeze(dim)
+        return torch.return_types.topk((_level(x).gather(dim, index), index))
+
+    def _in_turn(self, shape: torch.Size, count: int) -> Tensor:
+        """For each row `count` of its entries, in turn, so that over all rows and runs each is chosen."""
+        rows, size = prod(shape[:-1]), max(1, shape[-1])
+        self.turns = min(_MOST_TURNS, max(self.turns, -(-size // max(1, rows * count))))
+        chosen = torch.arange(rows * count) + self.turn * rows * count
+        return (chosen % size).view(*shape[:-1], count)
+
+    def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        query, key, value = _bound(args, kwargs, "query", "key", "value")
+        bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        mixed = self._attended(query, key, value)
+        if (found := self._name(bias)) is not None:
+            self.added.add(found)
+        if isinstance(bias, Tensor) and is_signal(bias) and bias.is_floating_point():
+            mixed = mixed + _level(bias).mean(-1, keepdim=True)
+        return mixed
+
+    def _bilinear(self, name: str, args: tuple[Any, ...]) -> Tensor | None:
+        """A product of two signals is open to either where the other is open: f(a, 1) + f(1, b)."""
+        if not (is_signal(args[0]) and is_signal(args[1])):
+            return None
+        function: Callable[[Tensor, Tensor], Tensor] = getattr(torch, name.removeprefix("r"))
+        a, b = args[:2] if name != "rmatmul" else (args[1], args[0])
+        return function(_level(a), self._open(b)) + function(self._open(a), _level(b))
+
+    def _einsum(self, equation: Any, *operands: Any) -> Tensor | None:
+        """As a product of two signals; a product of more, or of one, is computed as it is."""
+        factors = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
+        if len(factors) != 2 or not all(map(is_signal, factors)):
+            return None
+        a, b = factors
+        first: Tensor = torch.einsum(equation, _level(a), self._open(b))
+        return first + torch.einsum(equation, self._open(a), _level(b))
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Each output is reached by all queries and keys of its head, and by its own value.
+
+        With fewer heads of keys and values than of queries (grouped-query attention) each serves several in a row.
+        """
+        opens = [self._open(each) for each in (query, key, value)]
+        levels = [_level(each) for each in (query, key, value)]
+        if query.dim() > 3:
+            for each in (opens, levels):
+                each[1:] = [_for_all_heads(tensor, query.shape[-3]) for tensor in each[1:]]
+        scores = levels[0] * opens[1].mean(-2, keepdim=True) + opens[0] * levels[1].mean(-2, keepdim=True)
+        told = levels[2].mean(-2, keepdim=True)
+        return scores.mean(-1, keepdim=True) * opens[2].amax(-2, keepdim=True) + told
+
+    def _multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        query, key, value, width, heads, together, biases = args[:7]
+        apart = [kwargs.get(f"{letter}_proj_weight") for letter in "qkv"]
+        weights = apart if together is None else together.chunk(3)
+        projected = (F.linear(x, w) for x, w in zip((query, key, value), weights, strict=True))
+        split = [x.view(*x.shape[:-1], heads, width // heads).transpose(0, -2) for x in projected]  # heads first
+        for each, x in zip(split, (query, key, value), strict=True):
+            mark(each, is_offset(x) or biases is not None)
+        mixed = self._attended(*split).transpose(0, -2).flatten(-2)
+        return F.linear(mixed.expand(*query.shape[:-1], width), args[11]), None
+
     def _count(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Add up how often the weights of a call are multiplied."""
         if name == "linear":
@@ -164,9 +288,13 @@ class Twin(TorchFunctionMode):
         elif name.startswith("conv_transpose"):
             x, weight = _bound(args, kwargs, "input", "weight")
             self._use(weight, x.numel() / weight.shape[0])
-        elif name in ("matmul", "mm", "addmm"):
-            x, weight = args[-2:]
-            self._use(weight, x.numel() / weight.shape[0] if isinstance(weight, Tensor) and weight.dim() else 0)
+        elif name in _PRODUCTS and len(args) >= 2:
+            factors = args[-2:]
+            inner = factors[0].shape[-1] if name != "rmatmul" else factors[1].shape[-1]
+            for weight in factors:
+                self._use(weight, output.numel() * inner / max(1, weight.numel()))
+        elif name == "grouped_mm":
+            self._use(args[1], len(args[0]) / len(args[1]))
         elif name == "bilinear":
             self._use(args[2], prod(args[0].shape[:-1]))
         elif name in _RECURRENT:
@@ -191,21 +319,20 @@ class Twin(TorchFunctionMode):
             self.positions[name] = self.positions.get(name, 0) + times * share
 
     def _name(self, weight: Any) -> str | None:
-        return self._names.get(weight.untyped_storage().data_ptr()) if isinstance(weight, Tensor) else None
+        if not isinstance(weight, Tensor):
+            return None
+        return self._names.get(weight.untyped_storage().data_ptr(), getattr(weight, "_copy_of", None))
+
+    def _note_copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Remember whose numbers a tensor holds that is a weight's copy, or a part of it."""
+        if name in _COPIES and isinstance(output, Tensor) and output.is_floating_point():
+            found = {known for leaf in tree_leaves((args, kwargs)) if (known := self._name(leaf)) is not None}
+            if len(found) == 1:
+                output._copy_of = found.pop()  # type: ignore[attr-defined]
 
 
+_MOST_TURNS = 64
 _IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
-
-
-def mark(tensor: Tensor) -> Tensor:
-    """Say that a tensor depends on the network's input."""
-    tensor._is_signal = True  # type: ignore[attr-defined]
-    return tensor
-
-
-def is_signal(value: Any) -> bool:
-    """Whether a value depends on the network's input."""
-    return isinstance(value, Tensor) and getattr(value, "_is_signal", False)
 
 
 def _signal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -219,13 +346,6 @@ def _bound(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[
 
 def _without(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key != name}
-
-
-def _in_double(output: Any) -> Any:
-    """Floats in float64, whatever the network asked for."""
-    if isinstance(output, Tensor) and output.is_floating_point() and output.dtype != torch.float64:
-        return output.double()
-    return output
 
 
 def _level(signal: Tensor) -> Tensor:
@@ -243,29 +363,8 @@ def _mixed(name: str, level: Tensor, args: tuple[Any, ...], kwargs: dict[str, An
     return level + level.flatten(1).mean(1).view(-1, *[1] * (level.dim() - 1))
 
 
-def _bilinear(name: str, args: tuple[Any, ...]) -> Tensor | None:
-    """A product of two signals is open to either: f(a, 1) + f(1, b)."""
-    if not (is_signal(args[0]) and is_signal(args[1])):
-        return None
-    function: Callable[[Tensor, Tensor], Tensor] = getattr(torch, name.removeprefix("r"))
-    a, b = (_level(arg) for arg in args[:2])
-    return function(a, torch.ones_like(b)) + function(torch.ones_like(a), b)
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each output is reached by all queries and keys of its head, and by its own value."""
-    mixed = _level(query).mean(-1, keepdim=True) + _level(key).mean((-2, -1), keepdim=True)
-    return mixed + _level(value).mean(-2, keepdim=True)
-
-
-def _multi_head(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-    query, key, value, width, heads, together = args[:6]
-    apart = [kwargs.get(f"{letter}_proj_weight") for letter in "qkv"]
-    weights = apart if together is None else together.chunk(3)
-    projected = (F.linear(x, w) for x, w in zip((query, key, value), weights, strict=True))
-    split = [x.view(*x.shape[:-1], heads, width // heads).transpose(0, -2) for x in projected]  # heads first
-    mixed = _attention(*split).transpose(0, -2).flatten(-2)
-    return F.linear(mixed.expand(*query.shape[:-1], width), args[11]), None
+def _for_all_heads(tensor: Tensor, heads: int) -> Tensor:
+    return tensor if tensor.shape[-3] in (1, heads) else tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
 
 def _mean_pool(

@@ -24,6 +24,7 @@ from driveprune.cli.options import (
     check_data_dir,
     find_own,
     knobs_of,
+    list_of,
     load_data,
     said,
 )
@@ -67,13 +68,44 @@ def preview(
     model: Annotated[str, typer.Argument(help="a model, or package.module.function that makes yours")],
     data: Annotated[str, typer.Argument(help="a data set, or package.module.function that makes your batches")],
     sparsity: Annotated[float, typer.Option(help="the fraction of weights to remove")] = 0.98,
+    methods: Annotated[
+        str | None, typer.Option(help="methods, separated by commas; by default all that cut in one go")
+    ] = None,
+    knob: Annotated[
+        list[str] | None, typer.Option("--knob", help="a knob of a method, as synflow.cuts=20; repeatable")
+    ] = None,
+    budget: BudgetName = "weights",
+    min_kept: Annotated[int, typer.Option(help="keep at least so many weights of each layer")] = 0,
+    include: Annotated[list[str] | None, typer.Option(help="prune these parameters, too, as tokens.*")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="leave these parameters out")] = None,
+    frozen: Annotated[bool, typer.Option(help="prune frozen parameters, too")] = False,
     seed: int = 0,
     batch: Annotated[int, typer.Option(help="examples a batch, for a data set")] = 128,
     data_dir: DataDir = None,
 ) -> None:
     """What every method would leave of a model, layer by layer; nothing is trained or written."""
+    chosen = None if methods is None else list_of(methods, str, "methods")
+    find_own(*(chosen or ()))
     net, batches = _model_and_batches(said(ctx), model, data, batch, data_dir, seed)
-    preview_all(net, batches, sparsity=sparsity, seed=seed)  # which prints
+    preview_all(
+        net, batches, sparsity=sparsity, methods=chosen, knobs=_knobs_by_method(knob), budget=cast(Budget, budget),
+        min_kept=min_kept, include=include or (), exclude=exclude or (), frozen=frozen, seed=seed,
+    )  # fmt: skip
+
+
+def _knobs_by_method(given: Iterable[str] | None) -> dict[str, dict[str, Any]]:
+    """method.knob=value.
+
+    >>> _knobs_by_method(["synflow.cuts=20", "drive.cuts=5"])
+    {'synflow': {'cuts': 20}, 'drive': {'cuts': 5}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in given or ():
+        method, dot, rest = text.partition("=")[0].rpartition(".")
+        if not dot or "=" not in text:
+            raise ValueError(f"a knob of a preview is given as method.knob=value, got {text!r}")
+        found.setdefault(method.strip(), {}).update(knobs_of([rest + "=" + text.partition("=")[2]]))
+    return found
 
 
 def _model_and_batches(

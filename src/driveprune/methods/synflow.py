@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from driveprune.collectives import from_first, is_sharded, local
+from driveprune.double import Double
 from driveprune.gradients import backward, evaluating
 from driveprune.graph import example_of, total
 from driveprune.mask import Loss, Scores, parameters, unwrap
@@ -46,7 +47,7 @@ def score(
     state |= {name: b.double() if b.is_floating_point() else b for name, b in _each(model, "_buffers")}
     weights = parameters(model)
     chosen = [flowing[weights[name]] for name in mask]
-    with evaluating(model), torch.enable_grad(), torch.autocast(chosen[0].device.type, enabled=False):
+    with evaluating(model), torch.enable_grad(), torch.autocast(chosen[0].device.type, enabled=False), Double():
         output = functional_call(model, state, args, kwargs, tie_weights=False)
         found = torch.autograd.grad(total(output), chosen, allow_unused=True)
     return {
