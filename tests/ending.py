@@ -1,4 +1,4 @@
-"""The command `driveprune`, with a thread of gloo at work when the group is destroyed: `torchrun -m tests.ending run`."""
+"""`driveprune` with a thread of gloo at work when the group is destroyed: `torchrun -m tests.ending run`."""
 
 import time
 
