@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-all docs bench lint format clean
+.PHONY: help demo test test-all steady docs bench lint format clean
 
 help:
 	@echo "make demo      prune a network on handwritten digits with every kind of method, and compare"
 	@echo "make test      linters, types and tests"
 	@echo "make test-all  the same, with the long campaigns"
+	@echo "make steady    the tests with several processes 50 times beside a busy core"
 	@echo "make docs      the site, in docs/_build/html"
 	@echo "make bench     the benchmarks; figures go to results/"
 
@@ -27,6 +28,10 @@ test: $(READY) lint
 
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2 -m ""
+	$(BIN)/python benchmarks/steady.py 2
+
+steady: $(READY)
+	$(BIN)/python benchmarks/steady.py 50
 
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

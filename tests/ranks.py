@@ -30,6 +30,7 @@ from driveprune.files import read_json
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec
 from tests.nets import batch, convnet, images, mlp
+from tests.patience import PATIENCE
 
 KNOBS = {
     "imp": {"cycles": 2, "cycle_epochs": 1.0},
@@ -42,19 +43,22 @@ KNOBS = {
 SIZES = (10, 6)
 """Examples of a batch on the first rank and on the second: ranks need not have equal shares."""
 
+Ended = subprocess.CompletedProcess[str]
 
-def launch(work: str, *args: object, ranks: int = 2, seconds: float = 240) -> str:
+
+def launch(work: str, *args: object, ranks: int = 2, seconds: float = PATIENCE) -> str:
     """Run a function of this file on several ranks; what they printed."""
     done = torchrun("tests.ranks", work, *map(str, args), ranks=ranks, seconds=seconds)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def torchrun(module: str, *args: str, ranks: int = 2, seconds: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+def torchrun(module: str | None, *args: str, ranks: int = 2, seconds: float = PATIENCE) -> Ended:
+    """Run a module, or (None) the script that is the first argument, on several ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
-        [*command, module, *args], capture_output=True, text=True, timeout=seconds, check=False,
-        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*command, *(() if module is None else ("-m", module)), *args], capture_output=True, text=True,
+        timeout=seconds, check=False, cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -201,7 +205,9 @@ def small_things(folder: str) -> None:
 
 def prune_without_the_other() -> None:
     """A rank whose fellow does not come is told why it waited."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group()  # for which both have time; what is short is the time to wait for an answer
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), group)
+    dist.barrier()
     if dist.get_rank() == 0:
         with pytest.raises(collectives.RankError, match='a rank that prunes for itself passes group="alone"'):
             dp.prune(net("plain"), [share(0, 0)], method="snip", sparsity=0.9, group=group)

@@ -7,6 +7,7 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
+    "gloo",
     "collectives", "mask", "whole", "seeds", "files", "compiled", "noise", "selection", "schedule", "gradients",
     "double", "signals", "twin", "graph", "plan", "methods", "cut", "hold", "pruner", "gaps", "netfile", "models",
     "summary", "preview", "traced", "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine",

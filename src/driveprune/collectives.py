@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from driveprune import gloo  # noqa: F401  # for what it does at the end of a process
+
 Group = dist.ProcessGroup | Literal["alone"] | None
 """With whom to work: the ranks of a process group, nobody, or (None) all ranks if there are several."""
 

@@ -19,6 +19,7 @@ from driveprune.integrations.lightning import PruneCallback
 from driveprune.mask import kept_count
 from driveprune.plan import Prune, Train
 from tests.nets import batch, mlp, removed_are_zero, same, snapshot
+from tests.patience import PATIENCE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning"),
@@ -459,7 +460,7 @@ def test_two_processes(tmp_path):
     """
     script = Path(__file__).with_name("ddp.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=240, check=False, cwd=ROOT
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     for method in ("same", "drive", "imp", "snip", "gmp"):

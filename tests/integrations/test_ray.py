@@ -22,6 +22,7 @@ from driveprune.integrations import ray as on_ray
 from driveprune.runs.spec import Spec
 from driveprune.runs.store import read_run, read_runs, read_wanted, write_wanted
 from driveprune.runs.sweep import sweep
+from tests.patience import PATIENCE
 from tests.runs.kills import assert_same, small_spec
 from tests.runs.test_sweep import wait_for
 
@@ -49,6 +50,20 @@ DEADLY = "import os\ndef score(model, mask, batches, *, loss, generator):\n    o
 SMALL = "--sparsities 0.9 --threads 1 --every 0 --no-share --width 0.25 --images 400 --epochs 15 --json --cluster ray"
 LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in the background
 
+HEALTH_CHECKS = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+    "health_check_timeout_ms": 120_000,
+}
+"""A dead node refuses to answer and is known to be dead after 2 s; one that is slow on a loaded machine has 120 s."""
+PATIENT = {
+    "RAY_gcs_rpc_server_connect_timeout_s": "120",
+    "RAY_gcs_server_request_timeout_seconds": "120",
+    "RAY_gcs_server_port_wait_time_s": "120",
+}
+"""Ray's own limits for its own processes, of 5 to 60 s."""
+
 
 @pytest.fixture(scope="module")
 def two_nodes():
@@ -59,15 +74,12 @@ def two_nodes():
         warnings.simplefilter("ignore")  # Ray's own
         patch.setenv("RAY_TMPDIR", str(folder))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in PATIENT.items():
+            patch.setenv(name, value)
         from ray.cluster_utils import Cluster
 
-        quick = {
-            "health_check_initial_delay_ms": 0,
-            "health_check_period_ms": 500,
-            "health_check_failure_threshold": 4,
-        }
         room = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args={**room, "_system_config": quick})
+        cluster = Cluster(initialize_head=True, head_node_args={**room, "_system_config": HEALTH_CHECKS})
         second = cluster.add_node(**room)
         yield cluster, second
         cluster.shutdown()
@@ -79,7 +91,7 @@ def start(tmp_path):
     """Starts the command in a folder with methods of our own; it does not outlive the test."""
     (tmp_path / "gated.py").write_text(GATED)
     (tmp_path / "deadly.py").write_text(DEADLY)
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | PATIENT
     command = [sys.executable, "-c", f"{LISTENING}; from driveprune.cli import main; main()", "sweep", *SMALL.split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = []
@@ -98,13 +110,13 @@ def test_killed_workers_and_nodes_lose_nothing(two_nodes, start, tmp_path, monke
     cluster, second = two_nodes
     words = "--methods gated --seeds 0,1,2,3,4 --cpus-per-run 0.5 --gpus-per-run 0.25"
     process = start(*words.split(), "--address", cluster.address)
-    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, process, seconds=180)  # halves of CPUs: two a node
+    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 4, process)  # halves of CPUs: two a node
     first = min(tmp_path.glob("waiting-*"))
     os.kill(int(first.name.partition("-")[2]), signal.SIGKILL)
-    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 5, process, seconds=180)  # the run goes on elsewhere
+    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 5, process)  # the run goes on elsewhere
     cluster.remove_node(second, allow_graceful=False)
     (tmp_path / "gate").touch()
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     told = json.loads(output)
     assert len(told["done"]) == 5
@@ -124,7 +136,7 @@ def test_killed_workers_and_nodes_lose_nothing(two_nodes, start, tmp_path, monke
 @pytest.mark.slow
 def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_nodes, start):
     process = start("--methods", "deadly,snip", "--retries", "1", "--address", two_nodes[0].address)
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, errors
     told = json.loads(output)
     assert [name.split("-")[2] for name in told["done"]] == ["snip"]
@@ -134,9 +146,9 @@ def test_a_run_that_always_kills_its_worker_fails_and_the_others_are_done(two_no
 
 def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(start, tmp_path, monkeypatch):
     process = start("--methods", "gated", "--seeds", "0,1,2")
-    wait_for(lambda: list(tmp_path.glob("waiting-*")), process, seconds=180)
+    wait_for(lambda: list(tmp_path.glob("waiting-*")), process)
     os.kill(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=180)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
     assert json.loads(output)["interrupted"] is True
@@ -153,7 +165,7 @@ def test_ctrl_c_leaves_nobody_behind_and_the_sweep_goes_on(start, tmp_path, monk
 @pytest.mark.slow
 def test_a_run_that_fits_nowhere_is_an_error(start):
     process = start("--methods", "snip", "--cpus-per-run", "1000")
-    _, errors = process.communicate(timeout=180)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "no node has 1000 CPUs and 0 GPUs for a run: there are" in errors
 

@@ -63,4 +63,4 @@ if __name__ == "__main__":
             fit(root, each, resume=step)
     note_examples(root)
     stream(root)
-    dist.destroy_process_group()  # else its threads may still run when the process ends, which aborts it
+    dist.destroy_process_group()

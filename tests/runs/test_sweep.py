@@ -15,6 +15,7 @@ from rich.console import Console
 from driveprune import datasets
 from driveprune.runs.store import read_run, read_runs, read_wanted
 from driveprune.runs.sweep import Outcome, grid, sweep
+from tests.patience import PATIENCE
 from tests.runs.kills import KNOBS, SMALL, assert_same, small_spec
 
 DIGITS = datasets.load("digits")
@@ -140,12 +141,12 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_goes_on(tmp_path):
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list(tmp_path.glob("*/checkpoint-*")), process)
     os.kill(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
     assert json.loads(output)["interrupted"] is True
     assert not any(run.standing == "running" for run in read_runs([tmp_path]))  # nobody is left behind
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert {run["standing"] for run in json.loads(done.stdout)["runs"]} == {"done"}
 
@@ -171,7 +172,7 @@ def test_processes_end_when_the_sweep_is_killed_before_they_have_begun(tmp_path)
     assert not any(run.standing == "running" for run in read_runs([tmp_path]))
 
 
-def wait_for(happened, process=None, seconds=60):
+def wait_for(happened, process=None, seconds=PATIENCE):
     end = time.time() + seconds
     while not happened():
         assert time.time() < end
