@@ -58,6 +58,9 @@ class Pixels:
 class Normalised(nn.Module):
     """A network that takes images as they are: (N, C, H, W), bytes from 0 to 255."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, network: nn.Module, pixels: Pixels) -> None:
         super().__init__()
         self.network = network

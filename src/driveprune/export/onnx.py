@@ -72,7 +72,7 @@ def _with_metadata(content: bytes, about: Mapping[str, str]) -> bytes:
     return written
 
 
-def to_onnx(model: nn.Module, example: Any, *, names: Mapping[str, list[str]] | None = None) -> bytes:
+def to_onnx(model: nn.Module, example: Any, *, names: Mapping[str, Any] | None = None) -> bytes:
     """A network as the bytes of an ONNX file; an error if ONNX Runtime does not compute what torch does.
 
     `names` are those of its inputs and outputs, as `input_names` and `output_names`.
