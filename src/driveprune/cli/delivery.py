@@ -24,6 +24,7 @@ from driveprune.export._pixels import described
 from driveprune.files import read_json
 from driveprune.netfile import load, provenance
 from driveprune.report import speed
+from driveprune.runs.job import processor_here
 from driveprune.runs.spec import Spec
 
 Net = Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")]
@@ -149,11 +150,11 @@ def bench(
             net, mask, torch.zeros(1, *shape), batches=sizes, threads=threads, rounds=rounds, watch=status.update
         )
     if as_json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "processor": processor_here()})
     else:
         Console().print(found, highlight=False)
     if output is not None:
-        speed.write(output, found, path.name)
+        speed.write(output, found, f"{path.name}, {processor_here()}")
         Console(stderr=as_json).print(f"picture: {escape(str(output))}", highlight=False, soft_wrap=True)
 
 

@@ -224,6 +224,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def processor_here() -> str:
+    """The processor and its instructions, as they stand beside what was computed or measured."""
+    return f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def processor() -> str:
     """The processor's name as the system has it: results are the same to the last bit only on the same kind."""
     try:
