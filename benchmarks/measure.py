@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from driveprune.bench import fastest, interleaved
+from driveprune.runs.job import processor
 from driveprune.sparse.code import LANES
 
 __all__ = ["RESULTS", "each", "fastest", "interleaved", "machine", "ratio", "write"]
@@ -41,21 +42,14 @@ def machine() -> dict[str, object]:
     packages = ("driveprune", "torch", "numpy", "numba", "onnxruntime", "openvino")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "processor": _processor(),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "vector_bits": 32 * LANES,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         **{name: version(name) for name in packages if find_spec(name)},
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def write(name: str, rows: list[dict[str, object]], arguments: str | None = None) -> None:

@@ -1,13 +1,18 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import driveprune as dp
+from driveprune.batches import subset
 from driveprune.cli import app, main
 from tests.nets import mlp
 
@@ -116,6 +121,68 @@ def test_export_a_run_and_a_file(runs, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert (tmp_path / "x.dense.safetensors").exists()
     assert run("export", "x.safetensors", "--format", "coreml").exit_code == 2
+
+
+def accuracy_of_raw_images(file, normalised=False):
+    """How many of the test images a file gets right in ONNX Runtime, images as they are in the data set."""
+    data = dp.datasets.load("digits")
+    test = subset(data.test, 100)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    x = test.x.numpy()
+    if normalised:
+        x = ((x / 255 - np.array(data.mean).reshape(-1, 1, 1)) / np.array(data.deviation).reshape(-1, 1, 1)).astype(
+            "f4"
+        )
+    else:
+        assert entry.type == "tensor(uint8)"
+    (logits,) = session.run(["logits"], {"image": x})
+    return float((logits.argmax(1) == test.y.numpy()).mean())
+
+
+def test_an_exported_run_takes_raw_images_and_is_as_accurate_as_the_run(runs, tmp_path):
+    path = folder(runs, "drive")
+    result = json.loads((path / "result.json").read_text())
+    told = run("export", str(path), "-o", str(tmp_path / "raw.onnx"))
+    assert told.exit_code == 0, told.output
+    assert "it takes images, bytes from 0 to 255 of shape (N, 1, 8, 8)" in told.stdout
+    for file in (path / "net.safetensors", tmp_path / "raw.onnx"):
+        (line,) = [line for line in told.stdout.splitlines() if f"bytes of {file.name} " in line]
+        assert f" {file.stat().st_size:,} " in line
+    assert f"raw.onnx: {(tmp_path / 'raw.onnx').stat().st_size:,} bytes" in told.stdout
+    assert accuracy_of_raw_images(tmp_path / "raw.onnx") == pytest.approx(result["last"], abs=1e-9)
+    about = {entry.key: entry.value for entry in onnx.load(tmp_path / "raw.onnx").metadata_props}
+    data = dp.datasets.load("digits")
+    assert json.loads(about["classes"]) == list(data.classes)
+    assert json.loads(about["mean"]) == list(data.mean)
+    assert json.loads(about["deviation"]) == list(data.deviation)
+    assert about["layout"] == "NCHW"
+    assert about["preprocessing"] == "in the graph"
+    told = run("export", str(path), "-o", str(tmp_path / "plain.onnx"), "--no-preprocess", "--json")
+    assert "(pixel/255 - mean) / deviation" in json.loads(told.stdout)["input"]
+    assert accuracy_of_raw_images(tmp_path / "plain.onnx", normalised=True) == pytest.approx(result["last"], abs=1e-9)
+
+
+def test_what_the_files_of_earlier_versions_lack_is_told_or_read_from_the_data(runs, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(folder(runs, "snip"), old)
+    net = dp.models.digits_net(width=0.25)
+    mask = dp.load(old / "net.safetensors", net)
+    about = {key: value for key, value in mask.provenance.items() if key != "images"}
+    (old / "net.safetensors").unlink()
+    dp.save(old / "net.safetensors", net, dict(mask), provenance=about)
+    told = run("export", str(old), "-o", str(tmp_path / "old.onnx"), "--json")
+    assert "bytes from 0 to 255" in json.loads(told.stdout)["input"]
+    bare = tmp_path / "bare.safetensors"
+    shutil.copy(old / "net.safetensors", bare)
+    told = run("export", str(bare), "--json")
+    assert "how it was normalised in training is not known here" in json.loads(told.stdout)["input"]
+    told = run("export", str(bare), "--preprocess")
+    assert "--preprocess cannot act beside" in told.stderr
+    for format in ("csr", "safetensors", "torch-prune"):
+        for word in ("--preprocess", "--no-preprocess"):
+            told = run("export", str(bare), "--format", format, word)
+            assert f"--preprocess cannot act beside --format {format}" in told.stderr
 
 
 def test_bench_a_run_and_draw_it(runs, tmp_path):
@@ -319,7 +386,7 @@ def test_the_command_works_as_a_module():
 
 
 def test_a_run_that_fell_is_called_unstable_wherever_it_is_shown(tmp_path):
-    """Beside a dense run one of a random mask, which learns little in four epochs; with a second seed both are weak."""
+    """Beside a dense run one with a random mask, which learns little in four epochs; two seeds are weak."""
     words = ("--epochs", "4", "--threads", "1", "--runs", str(tmp_path))
     assert run("run", "--method", "dense", *words).exit_code == 0
     fallen = ("run", "--method", "random", "--sparsity", "0.98", *words)

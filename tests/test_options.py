@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 from driveprune.cli import app
+from driveprune.cli.options import recipe_of
 from driveprune.files import write_json
+from driveprune.runs.sweep import Outcome
 from tests.runs.kills import small_spec
 
 MODULE = """
@@ -124,6 +127,66 @@ def test_an_option_that_cannot_act_says_so_and_nothing_is_done(here, words, opti
     assert name in line or name.lstrip("-") in line
     assert beside in line
     assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+OTHERS = {
+    **VALUES, "--recipe": "strong-digits-net-mnist --data digits", "--data": "images", "--no-channels-last": None,
+    "--size": "16 --data images", "--device": "cuda", "--threads": "77",
+}  # fmt: skip
+"""The same options with values that are not their defaults, each with what it needs to act."""
+
+
+def test_every_option_of_a_run_makes_another_run(here, monkeypatch):
+    specs = []
+    monkeypatch.setattr("driveprune.cli.runs.carry_out", lambda root, spec, *_, **__: specs.append(spec) or {})
+    monkeypatch.setattr("driveprune.cli.runs.print_run", lambda _: None)
+    for place, name in enumerate(("a", "b")):
+        for number in range(5):
+            Image.new("L", (8, 8), 20 * number + place).save(here / "images" / name / f"{number}.png")
+    assert command("run").exit_code == 0
+    for option, value in OTHERS.items():
+        if option not in {"--set", "--model", "--channels-last"}:  # the last is the default, the others stand below
+            told = command("run", option, *([] if value is None else value.split()))
+            assert told.exit_code == 0, (option, told.output)
+    assert command("run", "--model", "mine_options.net").exit_code == 0
+    assert len({spec.id for spec in specs}) == len(specs) == len(OTHERS) - 1
+    found = {kind: recipe_of(None, kind, "cifar10", "vgg16", *[None] * 4) for kind in ("paper", "strong", "small")}
+    assert len({str(recipe) for recipe in found.values()}) == 3
+
+
+def test_every_option_of_a_sweep_makes_other_runs(here, monkeypatch):
+    swept = []
+    monkeypatch.setattr("driveprune.cli.runs.run_all", lambda _, specs, *__, **___: swept.append(specs) or Outcome())
+    words = (
+        "", "--methods snip", "--sparsities 0.5", "--seeds 1,2", "--checks shuffle", "--knob drive.cuts=3",
+        "--epochs 2", "--width 0.5", "--images 100", "--test-images 50", "--budget macs", "--holdout 20",
+        "--threads 77", "--precision bf16", "--no-channels-last", "--device cuda",
+    )  # fmt: skip
+    for options in words:
+        told = command("sweep", *options.split())
+        assert told.exit_code == 0, (options, told.output)
+    assert len({tuple(spec.id for spec in specs) for specs in swept}) == len(words)
+
+
+def test_every_option_of_prune_makes_another_file(here):
+    net, found = ("mine_options.net", "mine_options.batches"), []
+    for options in ("", "--method snip", "--sparsity 0.5", "--knob cuts=2", "--seed 7"):
+        told = command("prune", *net, *options.split(), "-o", "x.safetensors")
+        assert told.exit_code == 0, (options, told.output)
+        found.append((here / "x.safetensors").read_bytes())
+    assert len(set(found)) == len(found)
+    sizes = []
+    for batch in ("16", "64"):
+        told = command("prune", "digits_net", "digits", "--method", "snip", "--batch", batch, "-o", "x.safetensors")
+        assert told.exit_code == 0, told.output
+        sizes.append((here / "x.safetensors").read_bytes())
+    assert sizes[0] != sizes[1]
+
+
+def test_seconds_that_nobody_can_wait(here):
+    for words in (("run",), ("sweep",), ("watch", "r")):
+        for every in ("-1", "nan", "inf"):
+            assert f"--every must be seconds, at least 0, got {every}" in command(*words, f"--every={every}").stderr
 
 
 def test_erk_with_a_budget_is_an_error_in_one_line(here):

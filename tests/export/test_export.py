@@ -14,7 +14,8 @@ from torch.nn.utils import prune as torch_prune
 
 import driveprune as dp
 from driveprune import export as exports
-from driveprune.export import export
+from driveprune.export import Pixels, export
+from driveprune.export import onnx as onnx_export
 from driveprune.export.onnx import to_onnx
 from tests.nets import (
     DenseLike,
@@ -179,3 +180,53 @@ def test_what_onnx_cannot_take_is_one_clear_error(tmp_path):
         export(tmp_path / "net.onnx", net, pruned(net, 0.5), torch.zeros(1, 3).bfloat16(), format="onnx")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "net.onnx").exists()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_onnx_normalises_images_as_a_training_does(channels, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    mean, deviation = (0.1, 0.5, 0.9)[:channels], (0.2, 0.3, 0.05)[:channels]
+    mask = pruned(net, 0.5)
+    pixels = Pixels(mean, deviation, tuple("abcd"))
+    export(tmp_path / "x", net, mask, torch.zeros(1, channels, 8, 8), format="onnx", pixels=pixels)
+    raw = dp.Images(torch.randint(256, (9, channels, 8, 8)).byte(), torch.zeros(9, dtype=torch.long))
+    ((x, _),) = dp.Batches(raw, 9, mean=mean, deviation=deviation, shuffle=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "x"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["logits"], {"image": raw.x.numpy()})
+    with torch.no_grad():
+        assert np.allclose(found, net(x).numpy(), rtol=1e-4, atol=1e-5)
+    about = {entry.key: entry.value for entry in onnx.load(tmp_path / "x").metadata_props}
+    assert json.loads(about["classes"]) == list("abcd")
+    assert torch.equal(pixels.normalised(raw.x), x)
+
+
+def test_pixels_are_for_images_and_for_onnx(tmp_path):
+    net = nn.Linear(6, 3)
+    pixels = Pixels((0.5,), (0.2,))
+    with pytest.raises(ValueError, match="pixels are for networks of images"):
+        export(tmp_path / "x", net, pruned(net, 0.5), torch.zeros(1, 6), format="onnx", pixels=pixels)
+    with pytest.raises(ValueError, match="pixels are for the format onnx"):
+        export(tmp_path / "x", net, pruned(net, 0.5), torch.zeros(1, 6), format="csr", pixels=pixels)
+    assert not list(tmp_path.iterdir())
+    for odd in (((), (0.2,)), ((0.5,), (0.0,)), ((0.5,), ("a",)), ((float("nan"),), (1.0,)), ((0.5,), (1.0,), (3,))):
+        with pytest.raises(ValueError, match="must be"):
+            Pixels(*odd)
+
+
+def test_a_wrong_normalisation_is_not_kept(tmp_path, monkeypatch):
+    """The comparison with torch is made with bytes, through the normalisation."""
+    seen = []
+    compare = onnx_export._compare
+    monkeypatch.setattr(onnx_export, "_compare", lambda model, running, args: seen.append((model, args)))
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)).eval()
+    export(
+        tmp_path / "x", net, pruned(net, 0.5), torch.zeros(1, 1, 8, 8), format="onnx", pixels=Pixels((0.5,), (0.2,))
+    )
+    ((model, args),) = seen
+    assert args[0].dtype == torch.uint8
+    running = onnx_export.session(onnxruntime, (tmp_path / "x").read_bytes())
+    compare(model, running, args)
+    model.shift += 0.01
+    with pytest.raises(ValueError, match="does not compute what torch does"):
+        compare(model, running, args)

@@ -13,14 +13,19 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from driveprune import datasets, models
 from driveprune import export as exports
-from driveprune import models
 from driveprune.bench import bench as measure
 from driveprune.cli.app import app, print_json, told
 from driveprune.cli.options import AsJson, cannot_act, find_own, list_of, said
 from driveprune.delivery import gained
+from driveprune.export import Pixels
+from driveprune.export._pixels import described
+from driveprune.files import read_json
 from driveprune.netfile import load, provenance
 from driveprune.report import speed
+from driveprune.runs.job import processor_here
+from driveprune.runs.spec import Spec
 
 Net = Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")]
 ModelOf = Annotated[
@@ -40,21 +45,27 @@ def export(
     model: ModelOf = None,
     example: Shape = None,
     classes: Classes = 10,
+    preprocess: Annotated[
+        bool, typer.Option(help="onnx: put the normalisation of images into the graph, where the file knows it")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Write a network for other programs, and say what was gained by pruning it."""
-    file = _file(path)
-    net, shape = _network_of(file, said(ctx), model, example, classes)
+    file, options = _file(path), said(ctx)
+    pixels = _pixels_of(file, options, format, preprocess)
+    net, shape = _network_of(file, options, model, example, classes)
     mask = load(file, net)
     x = torch.zeros(1, *shape)
     target = output or file.with_name(f"{file.stem}.{_ENDINGS.get(format, format)}")
     if target.resolve() == file.resolve():
         raise ValueError(f"{target} is the network itself: write to another file")
-    exports.export(target, net, mask, x, format=format)
+    exports.export(target, net, mask, x, format=format, pixels=pixels, preprocess=preprocess)
     facts = gained(net, mask, x, file)
+    takes = described(x, pixels, preprocess)["input"] if format == "onnx" else None
     if as_json:
-        print_json({"written": str(target), **facts})
+        print_json({"written": str(target), "bytes written": _size(target), "input": takes, **facts})
         return
+    facts = _named(facts, file, target)
     table = Table("", box=None, padding=(0, 2, 0, 0))
     for title in ("dense", "now", ""):
         table.add_column(title, justify="right")
@@ -62,7 +73,50 @@ def export(
         numbers = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (dense, small))
         table.add_row(name, *numbers, f"{dense / small:,.1f}× less" if small else "")
     Console().print(table)
-    Console().print(f"written to {escape(str(target))}", highlight=False, soft_wrap=True)
+    Console().print(f"written to {escape(str(target))}: {_size(target):,} bytes", highlight=False, soft_wrap=True)
+    if takes is not None:
+        Console().print(f"it takes {escape(takes)}", highlight=False, soft_wrap=True)
+
+
+def _pixels_of(file: Path, options: Mapping[str, str], format: str, preprocess: bool) -> Pixels | None:
+    """How images were normalised in training, as the network's file says; None if it does not."""
+    if format != "onnx":
+        cannot_act(options, ["preprocess"], f"--format {format}", "only onnx has a graph")
+        return None
+    known = provenance(file).get("images")
+    found = Pixels.from_json(known) if isinstance(known, dict) else _pixels_of_data(file.with_name("spec.json"))
+    if found is not None:
+        return found
+    why = f"{file.name} does not say how images were normalised in its training"
+    if preprocess:
+        cannot_act(options, ["preprocess"], str(file), why)
+    return None
+
+
+def _pixels_of_data(spec: Path) -> Pixels | None:
+    """The same by the data set of a run, for runs of earlier versions; None if it is not at hand."""
+    if not spec.exists():
+        return None
+    wanted = Spec.from_json(read_json(spec))
+    if wanted.recipe.data not in datasets.names():
+        return None
+    try:
+        data = datasets.load(wanted.recipe.data)
+    except FileNotFoundError:
+        return None
+    return Pixels(data.mean, data.deviation, data.classes) if data.fingerprint == wanted.fingerprint else None
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file, or of all files in a folder."""
+    return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
+
+
+def _named(facts: Mapping[str, tuple[float, float]], file: Path, target: Path) -> dict[str, tuple[float, float]]:
+    """What was gained, each file by its name."""
+    dense, small = facts["bytes of the file"]
+    rest = {name: value for name, value in facts.items() if name != "bytes of the file"}
+    return {f"bytes of {file.name}": (dense, small), f"bytes of {target.name}": (dense, _size(target)), **rest}
 
 
 _ENDINGS = {"safetensors": "dense.safetensors", "torch-prune": "torch-prune.safetensors"}
@@ -96,11 +150,11 @@ def bench(
             net, mask, torch.zeros(1, *shape), batches=sizes, threads=threads, rounds=rounds, watch=status.update
         )
     if as_json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "processor": processor_here()})
     else:
         Console().print(found, highlight=False)
     if output is not None:
-        speed.write(output, found, path.name)
+        speed.write(output, found, f"{path.name}, {processor_here()}")
         Console(stderr=as_json).print(f"picture: {escape(str(output))}", highlight=False, soft_wrap=True)
 
 

@@ -73,6 +73,12 @@ def cannot_act(options: Mapping[str, str], names: Iterable[str], beside: str, wh
             raise ValueError(f"{options[name]} cannot act beside {beside}: {why}")
 
 
+def check_every(every: float) -> None:
+    """An error for a number of seconds that cannot be waited."""
+    if not 0 <= every < float("inf"):
+        raise ValueError(f"--every must be seconds, at least 0, got {every:g}")
+
+
 def check_data_dir(options: Mapping[str, str], data: str) -> None:
     """An error if --data-dir was said for data that do not lie there."""
     if data in datasets.names():

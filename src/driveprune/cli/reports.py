@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from driveprune.cli.app import app, print_json, told
-from driveprune.cli.options import AsJson, cannot_act, said
+from driveprune.cli.options import AsJson, cannot_act, check_every, said
 from driveprune.cli.printed import print_report
 from driveprune.files import write_atomically
 from driveprune.report import figures as draw
@@ -78,6 +78,7 @@ def watch(
     every: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
 ) -> None:
     """Watch a running sweep: the table filling up, learning curves, the time left. Ctrl-C ends the watching only."""
+    check_every(every)
     _runs(runs)
     console = Console()
     if not console.is_terminal:

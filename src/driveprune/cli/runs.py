@@ -38,6 +38,7 @@ from driveprune.cli.options import (
     Width,
     cannot_act,
     check_data_dir,
+    check_every,
     find_own,
     knobs_of,
     list_of,
@@ -103,6 +104,7 @@ def run(
     Under torchrun, all its processes do the run together: each has its share of every batch.
     """
     options = said(ctx)
+    check_every(every)
     if spec is not None:
         wanted = _repeated(spec, options, trust)
         check_data_dir(options, wanted.recipe.data)
@@ -215,6 +217,7 @@ def sweep(
     if collectives.launched() > 1:
         raise ValueError("a sweep starts processes of its own, see --jobs: torchrun is for driveprune run")
     options, names = said(ctx), list_of(methods, str, "methods")
+    check_every(every)
     hire = _hired(options, cluster, address, cpus_per_run, gpus_per_run, retries)
     chosen = recipe_of(recipe, kind, data, model, epochs, width, images, test_images)
     find_own(*names)

@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from driveprune.compact import compact
+from driveprune.export._pixels import Normalised, Pixels, described
 from driveprune.export._state import masked_copy
 from driveprune.files import write_atomically
 from driveprune.graph import inputs_of
@@ -27,18 +29,54 @@ TOLERANCE = 1e-5
 _BATCHES = (1, 2, 5)
 
 
-def write(path: Path, model: nn.Module, mask: Mapping[str, Tensor], example: Any) -> None:
-    """Write the compacted network in evaluation mode."""
+def write(
+    path: Path,
+    model: nn.Module,
+    mask: Mapping[str, Tensor],
+    example: Any,
+    *,
+    pixels: Pixels | None = None,
+    preprocess: bool = True,
+) -> None:
+    """Write the compacted network in evaluation mode; see `driveprune.export.export`."""
     plain = masked_copy(model, mask)
     try:
         plain = compact(plain, mask, example)
     except ValueError as error:
         warnings.warn(f"{error}; it is written as it is, with its zeros", stacklevel=3)
-    write_atomically(path, to_onnx(plain, example))
+    first = _arguments(example)[0]
+    inside = pixels is not None and preprocess
+    if pixels is not None:
+        if first.dim() != 4 or not first.is_floating_point():
+            raise ValueError(f"pixels are for networks of images (N, C, H, W), got {tuple(first.shape)}")
+        plain, example = (Normalised(plain, pixels), first.byte()) if preprocess else (plain, first)
+    content = to_onnx(plain, example, names=_names(plain, example) if pixels is not None else None)
+    write_atomically(path, _with_metadata(content, described(first, pixels, inside)))
 
 
-def to_onnx(model: nn.Module, example: Any) -> bytes:
-    """A network as the bytes of an ONNX file; an error if ONNX Runtime does not compute what torch does."""
+@torch.no_grad()
+def _names(model: nn.Module, example: Tensor) -> dict[str, list[str]]:
+    """Names for what a network of images takes and gives."""
+    inputs = {"input_names": ["image"]}
+    return inputs | ({"output_names": ["logits"]} if isinstance(model(example), Tensor) else {})
+
+
+def _with_metadata(content: bytes, about: Mapping[str, str]) -> bytes:
+    """The same file, which also says what it takes."""
+    model = needed("onnx").load_from_string(content)
+    for key, value in {"driveprune": version("driveprune"), **about}.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    model.doc_string = about["input"]
+    written: bytes = model.SerializeToString()
+    return written
+
+
+def to_onnx(model: nn.Module, example: Any, *, names: Mapping[str, Any] | None = None) -> bytes:
+    """A network as the bytes of an ONNX file; an error if ONNX Runtime does not compute what torch does.
+
+    `names` are those of its inputs and outputs, as `input_names` and `output_names`.
+    """
     args = _arguments(example)
     onnx, runtime = needed("onnx"), needed("onnxruntime")
     needed("onnxscript")
@@ -48,7 +86,9 @@ def to_onnx(model: nn.Module, example: Any) -> bytes:
     two = tuple(torch.cat([arg, arg]) if len(arg) == 1 else arg for arg in args)  # one example would be taken for all
     try:
         with _quiet():
-            program = torch.onnx.export(model, two, dynamo=True, dynamic_shapes=shapes, verbose=False)
+            program = torch.onnx.export(
+                model, two, dynamo=True, dynamic_shapes=shapes, verbose=False, **(names or {})
+            )
     except Exception as error:
         lines = [line for line in str(error.__cause__ or error).splitlines() if line.strip()]
         raise ValueError(f"torch cannot write this network as ONNX: {lines[0] if lines else error!r}") from None
@@ -109,9 +149,11 @@ def _compare(model: nn.Module, running: Any, args: tuple[Tensor, ...]) -> None:
 
 
 def _like(arg: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """A batch of the kind of an example: random numbers, or the same integers."""
+    """A batch of the kind of an example: random numbers, random bytes, or the same integers."""
     if arg.is_floating_point():
         return torch.randn(size, *arg.shape[1:], generator=generator).to(arg.dtype)
+    if arg.dtype == torch.uint8:
+        return torch.randint(256, (size, *arg.shape[1:]), generator=generator).to(arg.dtype)
     return arg[:1].expand(size, *arg.shape[1:]).contiguous()
 
 

@@ -213,10 +213,9 @@ def _whole(evidence: Evidence) -> list[Check]:
             cut, fallen = (drive, sparsity) in evidence.collapsed, evidence.unstable.get((drive, sparsity))
             rivals = [m for m, s in sorted(evidence.collapsed) if s == sparsity and base(m) in {"snip", "synflow"}]
             said = "not collapsed" + (f" ({', '.join(rivals)} did)" if rivals else "")
-            if cut or fallen:
-                said = (
-                    "no path is left" if cut else "unstable: {} of {} runs end far below their like".format(*fallen)
-                )
+            if fallen is not None:
+                said = f"unstable: {fallen[0]} of {fallen[1]} runs end far below their like"
+            said = "no path is left" if cut else said
             found.append(evidence.check(f"{drive} at {100 * sparsity:g}%", not cut and not fallen, said))
     return found
 

@@ -50,7 +50,7 @@ def _ring(axes: Axes, group: Group) -> None:
         axes.plot(
             _places([cell.sparsity for cell in cells]), [100 * _number(cell, "last") for cell in cells],
             linestyle="none", marker="o", markersize=12, fillstyle="none", color=_colour(group, method),
-            label="ringed: with an unstable run" if cells else "_child",
+            label="unstable" if cells else "_child",
         )  # fmt: skip
 
 

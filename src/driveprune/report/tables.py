@@ -174,7 +174,7 @@ def notes(group: Group) -> list[str]:
 def _unstable(group: Group) -> list[str]:
     """Which runs are unstable, and where all of them are weak, which is something else."""
     cells = _in_order(group)
-    unstable = [f"{_place(cell)} seed {_listed(cell.seeds('unstable'))}" for cell in cells if cell.seeds("unstable")]
+    unstable = [f"{_place(cell)} {_listed(cell.seeds('unstable'))}" for cell in cells if cell.seeds("unstable")]
     weak = [_place(cell) for cell in cells if len(cell.seeds("weak")) == len(cell.runs)]
     lines = [f"{DAGGER} unstable, far below the other seeds or the dense network: {'; '.join(unstable)}"]
     lines = lines if unstable else []
@@ -188,7 +188,8 @@ def _place(cell: Cell) -> str:
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds[:10])) + (f" and {len(seeds) - 10} more" if len(seeds) > 10 else "")
+    shown = ", ".join(map(str, seeds[:10])) + (f" and {len(seeds) - 10} more" if len(seeds) > 10 else "")
+    return f"seed{'' if len(seeds) == 1 else 's'} {shown}"
 
 
 def _knobs(group: Group) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from torch import nn
 from driveprune import collectives, models
 from driveprune.batches import Data
 from driveprune.engine import EngineName
+from driveprune.export import Pixels
 from driveprune.files import write_atomically, write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
@@ -167,6 +168,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
     effective = table.effective_sparsity
     about = {key: value for key, value in spec.to_json().items() if key != "recipe"}
     about |= {"run": spec.id, "network": network_of(spec, data), "effective_sparsity": effective, **environment()}
+    about["images"] = Pixels(data.mean, data.deviation, data.classes).to_json()
     save(folder / "net.safetensors", model, trained.mask, provenance=about)
     result = {
         "id": spec.id,
@@ -220,6 +222,11 @@ def environment() -> dict[str, Any]:
         },
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def processor_here() -> str:
+    """The processor and its instructions, as they stand beside what was computed or measured."""
+    return f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def processor() -> str:
