@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
 from driveprune.graph import flow
 from driveprune.mask import everything
+from driveprune.screen import Screen, as_markup
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Summary:
         return 1 - sum(paths) / max(1, self.weights) if len(paths) == len(self.layers) else None
 
     def __str__(self) -> str:
-        console = Console(width=100, force_terminal=False)
+        console = Screen(width=100, force_terminal=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get()
@@ -88,7 +88,7 @@ class Summary:
 def _cells(layer: Layer) -> tuple[str, str, str, str]:
     shape = "×".join(map(str, layer.shape))
     kept = f"{layer.kept:,}" if layer.kept else "[bold]empty[/]"
-    return escape(layer.name), shape, f"{layer.weights:,}", kept
+    return as_markup(layer.name), shape, f"{layer.weights:,}", kept
 
 
 def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example: Any = None) -> Summary:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from driveprune import datasets
 from driveprune.cli.app import data_app, print_json, told
 from driveprune.cli.options import AsJson, DataDir, Size
+from driveprune.screen import Screen, as_markup
 
 
 @data_app.command("list")
@@ -20,16 +19,16 @@ def data_list(as_json: AsJson = False) -> None:
         return
     table = Table("data", "what it is")
     for name in datasets.names():
-        table.add_row(f"[bold]{name}[/]", escape(str(datasets.describe(name))))
+        table.add_row(f"[bold]{name}[/]", as_markup(datasets.describe(name)))
     table.add_row("[bold]FOLDER[/]", "any folder of class folders")
-    Console().print(table)
+    Screen().print(table)
 
 
 @data_app.command("get")
 @told
 def data_get(name: str, data_dir: DataDir = None) -> None:
     """Download a data set, with its checksum."""
-    Console().print(escape(str(datasets.get(name, data_dir))), highlight=False, soft_wrap=True)
+    Screen().print(as_markup(datasets.get(name, data_dir)), highlight=False, soft_wrap=True)
 
 
 @data_app.command("check")
@@ -51,4 +50,4 @@ def data_check(name: str, data_dir: DataDir = None, size: Size = None, as_json: 
         print_json(facts)
         return
     for key, value in facts.items():
-        Console().print(f"[bold]{key}[/]: {escape(str(value))}", highlight=False, soft_wrap=True)
+        Screen().print(f"[bold]{key}[/]: {as_markup(value)}", highlight=False, soft_wrap=True)

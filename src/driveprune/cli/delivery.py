@@ -7,8 +7,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -20,6 +18,7 @@ from driveprune.cli.options import AsJson, list_of
 from driveprune.delivery import gained
 from driveprune.netfile import load, provenance
 from driveprune.report import speed
+from driveprune.screen import Screen, as_markup
 
 Net = Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")]
 ModelOf = Annotated[
@@ -59,8 +58,8 @@ def export(
     for name, (dense, small) in facts.items():
         numbers = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (dense, small))
         table.add_row(name, *numbers, f"{dense / small:,.1f}× less" if small else "")
-    Console().print(table)
-    Console().print(f"written to {escape(str(target))}", highlight=False, soft_wrap=True)
+    Screen().print(table)
+    Screen().print(f"written to {as_markup(target)}", highlight=False, soft_wrap=True)
 
 
 _ENDINGS = {"safetensors": "dense.safetensors", "torch-prune": "torch-prune.safetensors"}
@@ -88,17 +87,17 @@ def bench(
     net, shape = _network_of(file, model, example, classes)
     mask = load(file, net)
     sizes = list_of(batches, int, "--batches")
-    with Console(stderr=True).status("", spinner="line") as status:
+    with Screen(stderr=True).status("", spinner="line") as status:
         found = measure(
             net, mask, torch.zeros(1, *shape), batches=sizes, threads=threads, rounds=rounds, watch=status.update
         )
     if as_json:
         print_json(found.to_json())
     else:
-        Console().print(found, highlight=False)
+        Screen().print(found, highlight=False)
     if output is not None:
         speed.write(output, found, path.name)
-        Console(stderr=as_json).print(f"picture: {escape(str(output))}", highlight=False, soft_wrap=True)
+        Screen(stderr=as_json).print(f"picture: {as_markup(output)}", highlight=False, soft_wrap=True)
 
 
 def _file(path: Path) -> Path:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from driveprune.cli.printed import print_run
 from driveprune.netfile import read
 from driveprune.report import tables
 from driveprune.runs.store import read_run
+from driveprune.screen import Screen, as_markup
 from driveprune.summary import compared, summary
 
 
@@ -37,7 +36,7 @@ def methods(as_json: AsJson = False) -> None:
     for name in known.names():
         knobs = "\n".join(f"{knob} = {default}" for knob, default in known.knobs(name).items())
         table.add_row(f"[bold]{name}[/]", _about(name), knobs)
-    Console().print(table)
+    Screen().print(table)
 
 
 def _about(method: str) -> str:
@@ -64,15 +63,15 @@ def recipes(
             return
         table = Table("setting", "value", title=name)
         for setting, value in settings.items():
-            table.add_row(setting, escape(json.dumps(value)))
-        Console().print(table)
+            table.add_row(setting, as_markup(json.dumps(value)))
+        Screen().print(table)
     elif as_json:
         print_json({each: known_recipes.get(each).to_json() for each in known_recipes.names()})
     else:
         table = Table("recipe", "what it is")
         for each in known_recipes.names():
             table.add_row(f"[bold]{each}[/]", known_recipes.describe(each))
-        Console().print(table)
+        Screen().print(table)
 
 
 @app.command()
@@ -96,7 +95,7 @@ def show(
             {"layers": layers, "bytes": file.stat().st_size, "dense_bytes": dense, "provenance": mask.provenance}
         )
         return
-    console = Console()
+    console = Screen()
     console.print(summary(mask))
     effective = mask.provenance.get("effective_sparsity")
     if effective is not None:
@@ -105,7 +104,7 @@ def show(
     if path.is_dir():
         print_run(path)
     for key, value in mask.provenance.items():
-        console.print(f"[bold]{escape(key)}[/]: {escape(str(value))}", highlight=False)
+        console.print(f"[bold]{as_markup(key)}[/]: {as_markup(value)}", highlight=False)
 
 
 @app.command()
@@ -126,10 +125,10 @@ def compare(
     table.add_column("")
     for layer in found:
         table.add_row(
-            escape(layer.name), f"{layer.first:,}", f"{layer.second:,}", f"{layer.both:,}", f"{layer.overlap:.1%}",
+            as_markup(layer.name), f"{layer.first:,}", f"{layer.second:,}", f"{layer.both:,}", f"{layer.overlap:.1%}",
             f"{layer.chance:.1%}", "█" * round(20 * layer.overlap), end_section=layer is found[-2],
         )  # fmt: skip
-    Console().print(table)
+    Screen().print(table)
 
 
 def _mask(path: Path) -> Mapping[str, Tensor]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from driveprune import collectives
 from driveprune.cli.app import app, print_json, with_own_code
@@ -54,6 +52,7 @@ from driveprune.runs.spec import Spec, make_spec
 from driveprune.runs.store import read_run
 from driveprune.runs.sweep import Hire, grid
 from driveprune.runs.sweep import sweep as run_all
+from driveprune.screen import Screen, as_markup
 
 
 @app.command()
@@ -106,7 +105,7 @@ def run(
             result = carry_out(runs, wanted, loaded, every=every, engine=engine_of(engine), watch=watch)
             speaks = collectives.is_first()
     except KeyboardInterrupt:
-        Console(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
+        Screen(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
         raise typer.Exit(130) from None
     if not speaks:
         return
@@ -186,9 +185,9 @@ def sweep(
     else:
         print_report(found)
     for name, error in outcome.failed.items():
-        Console(stderr=True).print(f"[bold red]failed:[/] {escape(name)}: {escape(error)}", soft_wrap=True)
+        Screen(stderr=True).print(f"[bold red]failed:[/] {as_markup(name)}: {as_markup(error)}", soft_wrap=True)
     if outcome.interrupted:
-        Console(stderr=True).print("stopped; the same command goes on with what is left")
+        Screen(stderr=True).print("stopped; the same command goes on with what is left")
         raise typer.Exit(130)
     if outcome.failed:
         raise typer.Exit(1)

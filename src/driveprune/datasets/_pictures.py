@@ -10,8 +10,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from rich.console import Console
 from rich.progress import track
+
+from driveprune.screen import Screen
 
 T = TypeVar("T")
 _DEEP = ("I", "F")
@@ -57,5 +58,5 @@ def _size(path: Path) -> tuple[int, int]:
 
 def progress(things: Iterable[T], description: str) -> Iterable[T]:
     """The same things, with a progress bar if a person is watching."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     return track(things, description, transient=True, console=console, disable=not sys.stderr.isatty())
