@@ -7,7 +7,7 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "collectives", "mask", "whole", "seeds", "screen", "files", "compiled", "noise", "selection",
+    "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise", "selection",
     "schedule", "gradients", "twin", "graph", "plan", "methods", "cut", "hold", "pruner", "gaps", "netfile", "models",
     "summary", "preview", "traced", "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine", "export",
     "delivery", "bench", "batches", "archives", "datasets", "recipes", "train", "progress", "fit", "runs", "report",

@@ -197,6 +197,12 @@ def test_every_command_shows_names_of_others_as_text(nets, store, images, tmp_pa
         assert not odd_letters(written.read_text())
 
 
+def test_json_of_the_commands_holds_the_names_themselves(nets):
+    _, said, _ = run("show", nets / "one.safetensors", "--json")
+    assert json.loads(said)["provenance"][EVIL] == EVIL
+    assert json.loads(said)["layers"][0]["name"] == f"{EVIL}.weight".replace("\ud800", "")
+
+
 def test_a_terminal_that_is_watched_obeys_no_name(store):
     said = io.StringIO()
     screen = Screen(file=said, force_terminal=True, width=150, height=60)

@@ -11,8 +11,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from torch import Tensor, nn
 
+from driveprune.container import Kind
 from driveprune.graph import flow
 from driveprune.mask import everything
+from driveprune.netfile import Shared
 from driveprune.screen import Screen, as_markup
 
 
@@ -114,6 +116,12 @@ def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example:
     return Summary(layers, found.macs(mask), found.macs(everything(mask)))
 
 
+def counted(kept: Mapping[str, int], kinds: Mapping[str, Kind]) -> Summary:
+    """The layers of a file, from its counts alone: see `driveprune.netfile.outline`."""
+    layers = (Layer(name, kinds[name].shape, kinds[name].size, count, None) for name, count in kept.items())
+    return Summary(tuple(layers), None, None)
+
+
 @dataclass(frozen=True)
 class Overlap:
     """What two masks have in common in a layer."""
@@ -138,23 +146,15 @@ class Overlap:
         return self.expected / either if either else 1.0
 
 
-def compared(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Overlap]:
-    """How much two masks have in common, layer by layer, and in all of them (the last row).
+def overlaps(found: Mapping[str, Shared]) -> list[Overlap]:
+    """What two masks have in common, layer by layer, and in all of them (the last row).
 
-    >>> import torch
-    >>> compared({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([True, False, True])})[0].overlap
+    >>> overlaps({"w": Shared(weights=3, first=2, second=2, both=1)})[0].overlap
     0.3333333333333333
     """
-    if odd := sorted(first.keys() ^ second.keys()):
-        raise ValueError(f"these masks belong to different networks: only one of them has {odd[0]}")
-    rows = []
-    for name, kept in first.items():
-        other = second[name]
-        if kept.shape != other.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(kept.shape)} in one mask and {tuple(other.shape)} in the other"
-            )
-        a, b = int(kept.count_nonzero()), int(other.count_nonzero())
-        rows.append(Overlap(name, a, b, int((kept & other).count_nonzero()), a * b / max(1, kept.numel())))
+    rows = [
+        Overlap(name, each.first, each.second, each.both, each.first * each.second / max(1, each.weights))
+        for name, each in found.items()
+    ]
     sums = [sum(getattr(row, part) for row in rows) for part in ("first", "second", "both", "expected")]
     return [*rows, Overlap("all", *sums)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -16,7 +16,7 @@ from driveprune.bench import bench as measure
 from driveprune.cli.app import app, print_json, with_own_code
 from driveprune.cli.options import AsJson, list_of
 from driveprune.delivery import gained
-from driveprune.netfile import load, provenance
+from driveprune.netfile import Outline, load, outline
 from driveprune.report import speed
 from driveprune.screen import Screen, as_markup
 
@@ -112,15 +112,36 @@ def _network_of(
 
     What a file says of itself is taken for the models of this package only: code of the user's is named by the user.
     """
-    about = provenance(file).get("network") or {}
+    found = outline(file)
+    about = found.provenance.get("network")
+    about = about if isinstance(about, dict) else {}
     if model is None and about.get("name") not in models.names():
         raise ValueError(f"{file} does not say which model of this package it is: name it with --model")
     if model is None or (model == about.get("name") and example is None):
-        wanted = {key: about[key] for key in ("classes", "width", "inputs", "size")}
-        net = models.build(model or about["name"], **wanted)
-        return net, (int(about["inputs"]), int(about["size"]), int(about["size"]))
+        return _as_it_says(found, about)
     if example is None:
         raise ValueError("say the shape of an input with --input, such as --input 3,32,32")
     shape = tuple(list_of(example, int, "--input"))
     sizes = {"inputs": shape[0], "size": shape[-1]}
     return models.build(model, classes=classes, **sizes), shape
+
+
+def _as_it_says(found: Outline, about: dict[str, Any]) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network of a file, of the sizes that it says, and the shape of its input.
+
+    They are words of whoever wrote the file: nothing is made of them before they agree with its tensors' shapes.
+    """
+    for key, (kinds, most) in _SIZES.items():
+        if type(value := about.get(key)) not in kinds or not 0 < value <= most:
+            raise ValueError(f"{found.path} says that its network has the {key} {value!r:.40}, not one up to {most}")
+    found.check_size()
+    wanted = {key: about[key] for key in ("name", "classes", "width", "inputs", "size")}
+    if about["name"] in models.names():
+        with torch.device("meta"):
+            sketch = models.build(**wanted)
+        found.check_model(sketch)
+    return models.build(**wanted), (about["inputs"], about["size"], about["size"])
+
+
+_SIZES = {"classes": ({int}, 1 << 20), "inputs": ({int}, 1 << 10), "size": ({int}, 512), "width": ({int, float}, 64)}
+"""What a file may say of its network without being asked for --model and --input."""

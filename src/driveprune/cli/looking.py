@@ -5,24 +5,22 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
-from torch import Tensor
 
 from driveprune import methods as known
 from driveprune import recipes as known_recipes
 from driveprune.cli.app import app, print_json, told
 from driveprune.cli.options import AsJson
 from driveprune.cli.printed import print_run
-from driveprune.netfile import read
+from driveprune.netfile import outline, shared
 from driveprune.report import tables
 from driveprune.runs.store import read_run
 from driveprune.screen import Screen, as_markup
-from driveprune.summary import compared, summary
+from driveprune.summary import counted, overlaps
 
 
 @app.command()
@@ -86,24 +84,22 @@ def show(
             raise ValueError(f"{path} is no folder of a run")
         print_json(tables.plain(read_run(path))) if as_json else print_run(path)
         return
-    file = path / "net.safetensors" if path.is_dir() else path
-    weights, mask = read(file)
-    dense = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    layers = [{**vars(layer), "shape": list(layer.shape)} for layer in summary(mask).layers]
+    file = _file(path)
+    found = outline(file)
+    table, sizes = counted(found.kept, found.kinds), {"bytes": found.bytes, "dense_bytes": found.dense_bytes}
     if as_json:
-        print_json(
-            {"layers": layers, "bytes": file.stat().st_size, "dense_bytes": dense, "provenance": mask.provenance}
-        )
+        layers = [{**vars(layer), "shape": list(layer.shape)} for layer in table.layers]
+        print_json({"layers": layers, **sizes, "provenance": found.provenance})
         return
     console = Screen()
-    console.print(summary(mask))
-    effective = mask.provenance.get("effective_sparsity")
-    if effective is not None:
+    console.print(table)
+    effective = found.provenance.get("effective_sparsity")
+    if isinstance(effective, float):
         console.print(f"effective sparsity {effective:.4%}", highlight=False)
-    console.print(f"file {file.stat().st_size:,} bytes, all weights dense {dense:,} bytes", highlight=False)
+    console.print(f"file {found.bytes:,} bytes, all weights dense {found.dense_bytes:,} bytes", highlight=False)
     if path.is_dir():
         print_run(path)
-    for key, value in mask.provenance.items():
+    for key, value in found.provenance.items():
         console.print(f"[bold]{as_markup(key)}[/]: {as_markup(value)}", highlight=False)
 
 
@@ -115,7 +111,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """How much two masks have in common, layer by layer."""
-    found = compared(_mask(first), _mask(second))
+    found = overlaps(shared(_file(first), _file(second)))
     if as_json:
         print_json([{**vars(layer), "overlap": layer.overlap, "chance": layer.chance} for layer in found])
         return
@@ -126,10 +122,10 @@ def compare(
     for layer in found:
         table.add_row(
             as_markup(layer.name), f"{layer.first:,}", f"{layer.second:,}", f"{layer.both:,}", f"{layer.overlap:.1%}",
-            f"{layer.chance:.1%}", "█" * round(20 * layer.overlap), end_section=layer is found[-2],
+            f"{layer.chance:.1%}", "█" * round(20 * layer.overlap), end_section=layer in found[-2:-1],
         )  # fmt: skip
     Screen().print(table)
 
 
-def _mask(path: Path) -> Mapping[str, Tensor]:
-    return read(path / "net.safetensors" if path.is_dir() else path)[1]
+def _file(path: Path) -> Path:
+    return path / "net.safetensors" if path.is_dir() else path
