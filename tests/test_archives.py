@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 import threading
 import zipfile
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -283,3 +284,61 @@ def test_named_folders_come_before_the_folder_itself(tmp_path):
 def test_checksums(tmp_path):
     (tmp_path / "x").write_bytes(CONTENT)
     assert md5(tmp_path / "x") == MD5
+
+
+# Archives that are much more than they seem.
+
+
+def bomb(kind, size=200_000_000):
+    """A few kilobytes that unpack to 200 MB: in one member, in a name, as holes, or as many empty files."""
+    if kind == "zip":
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x", "w") as member:
+            for _ in range(size >> 20):
+                member.write(bytes(1 << 20))
+        return file.getvalue()
+    info = tarfile.TarInfo("x")
+    info.size, many = size, b""
+    if kind == "name":
+        info.type = tarfile.GNUTYPE_LONGNAME
+    elif kind == "header":
+        info.type = tarfile.XHDTYPE
+    elif kind == "files":
+        info.size, many = 0, tarfile.TarInfo("y").tobuf() * (size // 512)
+    pack = zlib.compressobj(9, wbits=31)
+    data = pack.compress(info.tobuf() + many)
+    for _ in range(info.size >> 20):
+        data += pack.compress(bytes(1 << 20))
+    return data + pack.flush()
+
+
+@pytest.mark.parametrize("kind", ["zip", "member", "name", "header", "files"])
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, kind):
+    path = tmp_path / "bomb"
+    path.write_bytes(bomb(kind))
+    assert path.stat().st_size < 1_200_000
+    with pytest.raises(ValueError, match="it would unpack to far more than an archive of its size holds|is damaged"):
+        unpack(path, tmp_path / "set")
+    assert os.listdir(tmp_path) == ["bomb"]
+
+
+def test_holes_of_a_sparse_member_are_counted(tmp_path):
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, 512
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:398] = b"00000000000\0"  # the first piece: from 0, 512 bytes
+    header[398:410] = b"00000001000\0"
+    header[483:495] = b"17777777777\0"  # the real size: 2 GB
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header[:512]):06o}\0 ".encode()
+    (tmp_path / "bomb").write_bytes(bytes(header) + bytes(512 * 3))
+    with pytest.raises(ValueError, match="it would unpack to far more"):
+        unpack(tmp_path / "bomb", tmp_path / "set")
+    assert os.listdir(tmp_path) == ["bomb"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_an_archive_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "x.zip")
+    with pytest.raises(ValueError, match=r"x\.zip is no regular file"):
+        unpack(tmp_path / "x.zip", tmp_path / "set")

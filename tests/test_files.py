@@ -69,6 +69,76 @@ def test_every_truncation_is_noticed(tmp_path):
             read_tensors(path)
 
 
+def test_what_was_verified_is_what_is_used(tmp_path):
+    """No map of the file is made: what was read stays as it was, whatever becomes of the file."""
+    path = tmp_path / "x"
+    write_tensors(path, TENSORS, {"hello": "world"})
+    tensors, _ = read_tensors(path)
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+        file.flush()
+        assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+        file.truncate(0)
+    assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+
+
+@pytest.mark.parametrize("change", ["flip", "cut off", "empty"])
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, change, after):
+    """The change comes between two reads; a map that became shorter would end the process with a SIGBUS."""
+    path = tmp_path / "x"
+    write_tensors(path, {f"{number}": torch.randn(1000) for number in range(8)}, {"hello": "world"})
+    filled, count = files._filled, 0
+
+    def changing(file, room):
+        nonlocal count
+        count += 1
+        if count == after:
+            size = path.stat().st_size
+            with path.open("r+b") as other:
+                other.seek(size - 2000)
+                other.write(b"changed")
+                other.truncate({"flip": size, "cut off": size - 2000, "empty": 0}[change])
+        return filled(file, room)
+
+    monkeypatch.setattr(files, "_filled", changing)
+    with pytest.raises(ValueError, match="x is damaged"):
+        files.read_file(path, lambda name: name == "7")
+
+
+def test_only_what_is_wanted_is_in_memory(tmp_path):
+    path = tmp_path / "x"
+    write_tensors(path, TENSORS, {"hello": "world"})
+    found = files.read_file(path, lambda name: name in {"a", "empty"})
+    assert found.tensors.keys() == {"a", "empty"}
+    assert torch.equal(found.tensors["a"], TENSORS["a"])
+    assert found.kinds["b"] == files.Kind(torch.int64, (5,))
+    assert found.bytes == path.stat().st_size
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1  # in a tensor that is not wanted
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match="its checksum does not match"):
+        files.read_file(path, lambda _: False)
+
+
+def test_a_flag_that_is_neither_true_nor_false(tmp_path):
+    write_tensors(tmp_path / "x", {"flag": torch.tensor([True, False])}, {})
+    data = (tmp_path / "x").read_bytes()
+    assert data.endswith(b"\x01\x00")
+    (tmp_path / "x").write_bytes(data[:-2] + b"\x07\x00")
+    with pytest.raises(ValueError, match="flag has values that are neither true nor false"):
+        read_tensors(tmp_path / "x")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_tensors_of_what_is_no_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero", "."):
+        with pytest.raises(ValueError, match="is no regular file"):
+            read_tensors(tmp_path / name)
+
+
 def test_missing_and_foreign_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_tensors(tmp_path / "nothing")
@@ -190,7 +260,7 @@ def test_numbers_that_json_does_not_know_are_neither_written_nor_read(tmp_path):
 
 
 def test_deep_json_is_an_error_that_names_the_file(tmp_path):
-    for text in ("[" * 100_000, '{"a":' * 100_000, '{"a": ' + "[" * 900 + "]" * 900 + "}"):
+    for text in ("[" * 100_000, '{"a":' * 100_000, *('{"a": ' + "[" * n + "]" * n + "}" for n in (300, 900))):
         (tmp_path / "j").write_text(text)
         with pytest.raises(ValueError, match="j is damaged"):
             read_json(tmp_path / "j")

@@ -81,3 +81,31 @@ def test_streams_that_make_no_sense():
     for change in odd:
         with pytest.raises(ValueError, match="make|listed|bytes are no"):
             list(decode(Gaps(**{**vars(code), **change})))
+
+
+@given(st.lists(st.booleans(), max_size=200), st.integers(0, 2**32), st.integers(8, 64))
+def test_what_two_lists_have_in_common(flags, seed, block):
+    kept = np.array(flags, bool)
+    other = np.random.default_rng(seed).random(kept.size) < 0.4
+    first, second = encode(kept), encode(other)
+    listed = [code ^ made.inverted for code, made in ((kept, first), (other, second))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gaps, "BLOCK", block)
+        assert gaps.common(first, second) == gaps.common(second, first) == int((listed[0] & listed[1]).sum())
+
+
+@pytest.mark.parametrize("k", [1, 20, 39, 40])
+def test_streams_of_a_huge_tensor_never_leave_64_bits(k):
+    """Remainders as large as they can be: their sum is beyond every place, and says so."""
+    many = 1000
+    code = Gaps(
+        gaps.MOST_WEIGHTS, many, False, k, np.full(many // 8, 255, np.uint8), np.full(many * k // 8, 255, np.uint8)
+    )
+    if many << k > gaps.MOST_WEIGHTS:
+        with pytest.raises(ValueError, match="a place is listed beyond"):
+            list(decode(code))
+    else:
+        (places,) = decode(code)
+        assert places[-1] == many * (1 << k) - 1
+    with pytest.raises(ValueError, match="more than a tensor can have|make no sense"):
+        list(decode(Gaps(**{**vars(code), "size": 10 * gaps.MOST_WEIGHTS})))

@@ -8,10 +8,10 @@ import driveprune
 HOME = Path(driveprune.__file__).parent
 ORDER = [
     "gloo",
-    "collectives", "mask", "whole", "seeds", "files", "compiled", "noise", "selection", "schedule", "gradients",
-    "double", "signals", "twin", "graph", "plan", "methods", "cut", "hold", "pruner", "gaps", "netfile", "models",
-    "summary", "preview", "traced", "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine",
-    "export", "delivery", "bench", "batches", "archives", "datasets", "recipes", "train", "progress", "fit",
+    "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise", "selection",
+    "schedule", "gradients", "double", "signals", "twin", "graph", "plan", "methods", "cut", "hold", "pruner", "gaps",
+    "netfile", "models", "summary", "preview", "traced", "atoms", "channels", "zeros", "alike", "compact", "sparse",
+    "engine", "export", "delivery", "bench", "batches", "archives", "datasets", "recipes", "train", "progress", "fit",
     "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 

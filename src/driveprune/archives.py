@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import lzma
+import os
 import shutil
+import struct
 import sys
 import tarfile
 import tempfile
@@ -11,13 +16,14 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from stat import S_ISLNK
-from typing import IO
+from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
 import pooch  # type: ignore[import-untyped]
+
+from driveprune.files import open_regular
 
 _ALGORITHMS = {32: "md5", 64: "sha256"}
 _REASONS = {
@@ -27,7 +33,8 @@ _REASONS = {
     "ReadTimeout": "no answer",
 }
 _DAMAGED = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, NotImplementedError, RuntimeError,
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError,
+    MemoryError, struct.error,
 )  # fmt: skip
 _Member = tuple[str, IO[bytes] | None]
 """The name of a member and its bytes; a folder has none."""
@@ -103,29 +110,71 @@ def _clear_errors(archive: Path) -> Iterator[None]:
 
 @contextmanager
 def _open(archive: Path) -> Iterator[Iterator[_Member]]:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as opened:
-            yield _zip_members(opened)
-    else:
-        with tarfile.open(archive) as tape:
-            yield _tar_members(tape)
-            while tape.fileobj and tape.fileobj.read(1 << 20):
-                pass  # gzip compares its checksum at the very end, where tar no longer looks
+    with open_regular(archive) as file:
+        most = _FREE + _EACH * os.fstat(file.fileno()).st_size
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as opened:
+                yield _zip_members(opened, most)
+        else:
+            file.seek(0)
+            with _decompressed(file) as plain:
+                bounded = _Bounded(plain, most)
+                with tarfile.open(fileobj=bounded, mode="r|") as tape:  # type: ignore[call-overload]
+                    yield _tar_members(tape, most)
+                while bounded.read(1 << 20):
+                    pass  # gzip compares its checksum at the very end, where tar no longer looks
 
 
-def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
+_FREE, _EACH = 1 << 24, 100
+"""An archive may unpack to 16 MB, and 100 bytes for each of its bytes; a bomb unpacks to 1000."""
+
+
+def _decompressed(file: BinaryIO) -> IO[bytes]:
+    begin = file.read(6)
+    file.seek(0)
+    if begin.startswith(b"\x1f\x8b"):
+        return gzip.open(file)  # type: ignore[return-value]
+    if begin.startswith(b"BZh"):
+        return bz2.open(file)
+    return lzma.open(file) if begin == b"\xfd7zXZ\x00" else file
+
+
+class _Bounded:
+    """A stream that is an error when more than so many bytes come out of it."""
+
+    def __init__(self, stream: IO[bytes], most: int) -> None:
+        self._stream, self._left = stream, most
+
+    def read(self, size: int) -> bytes:
+        """Some bytes."""
+        content = self._stream.read(min(size, self._left + 1))
+        self._left -= len(content)
+        _check_left(self._left)
+        return content
+
+
+def _check_left(left: int) -> None:
+    if left < 0:
+        raise ValueError("it would unpack to far more than an archive of its size holds")
+
+
+def _zip_members(archive: zipfile.ZipFile, left: int) -> Iterator[_Member]:
     for info in archive.infolist():
         if S_ISLNK(info.external_attr >> 16):
             raise ValueError(f"its member {info.filename!r} is a link")
+        left -= info.file_size + tarfile.BLOCKSIZE
+        _check_left(left)
         yield info.filename, None if info.is_dir() else archive.open(info)
 
 
-def _tar_members(archive: tarfile.TarFile) -> Iterator[_Member]:
+def _tar_members(archive: tarfile.TarFile, left: int) -> Iterator[_Member]:
     for info in archive:
         if not (info.isfile() or info.isdir()):
             raise ValueError(
                 f"its member {info.name!r} is {'a link' if info.issym() or info.islnk() else 'a device'}"
             )
+        left -= info.size + tarfile.BLOCKSIZE
+        _check_left(left)
         yield info.name, archive.extractfile(info) if info.isfile() else None
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from driveprune.compact import compact
 from driveprune.graph import Inputs, inputs_of
 from driveprune.mask import apply, check_fits, sparsity, unwrap
+from driveprune.screen import Screen
 from driveprune.sparse import sparsify
 from driveprune.summary import summary
 
@@ -125,7 +126,7 @@ class Bench:
         yield from self.notes
 
     def __str__(self) -> str:
-        console = Console(width=100, force_terminal=False)
+        console = Screen(width=100, force_terminal=False)
         with console.capture() as captured:
             console.print(self, highlight=False)
         return captured.get()

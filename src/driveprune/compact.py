@@ -32,6 +32,7 @@ from driveprune.channels import follow
 from driveprune.graph import CollapseWarning, Inputs, flow, inputs_of
 from driveprune.mask import Mask, apply, check_fits, everything, unwrap
 from driveprune.noise import dropout_of_ones
+from driveprune.screen import Screen
 from driveprune.zeros import other_than_zero
 
 Keep = Literal["function", "trainable"]
@@ -64,7 +65,7 @@ class Gains:
         yield table
 
     def __str__(self) -> str:
-        console = Console(width=100, force_terminal=False)
+        console = Screen(width=100, force_terminal=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get()

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from zlib import crc32
 
 import torch
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -48,6 +47,7 @@ from driveprune.mask import (
     restore,
 )
 from driveprune.plan import Plan, Prune, Rewind
+from driveprune.screen import Screen
 from driveprune.seeds import generator_for, seed_for
 from driveprune.selection import keep_top
 
@@ -269,7 +269,7 @@ def _shown(path: tuple[float, ...], progress: Progress) -> Iterable[tuple[int, f
     """The cuts, numbered; on a terminal with a progress bar."""
     if callable(progress):
         return _told(path, progress)
-    bar = progress and is_first() and len(path) > 1 and Console(stderr=True).is_terminal
+    bar = progress and is_first() and len(path) > 1 and Screen(stderr=True).is_terminal
     return track(list(enumerate(path)), "pruning", transient=True, disable=not bar)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import ELOOP
 from math import isfinite
@@ -16,9 +16,10 @@ from stat import S_ISREG
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+
+from driveprune.container import LONGEST_HEAD, Head, Kind, checked_head
 
 _CHECKSUM = "sha256"
 
@@ -100,6 +101,19 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def read_bytes(path: str | os.PathLike[str], most: int = 1 << 40) -> bytes:
+    """The content of a regular file; an error if there are more than `most` bytes of it."""
+    with open_regular(path) as file:
+        content = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+    if len(content) > most:
+        raise ValueError(f"{os.fspath(path)} is too long: more than {most:,} bytes")
+    return content
+
+
+LONGEST_JSON = 1 << 28
+"""Bytes of a file that is read at once; the list of a sweep of 100,000 runs has as many."""
+
+
 def write_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, follow: bool = True
 ) -> None:
@@ -111,47 +125,84 @@ def write_tensors(
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A safetensors file whose checksum is right, to be read tensor by tensor."""
+    """What was read of a file of `write_tensors`; the checksum over all of it is right."""
 
-    names: tuple[str, ...]
     metadata: dict[str, str]
-    _file: Any
-
-    def tensor(self, name: str) -> Tensor:
-        """One tensor; a KeyError if there is none of that name."""
-        if name not in self.names:
-            raise KeyError(name)
-        found: Tensor = self._file.get_tensor(name)
-        return found
+    kinds: dict[str, Kind]
+    """Of all its tensors."""
+    tensors: dict[str, Tensor]
+    """Those that were wanted, in memory of their own."""
+    bytes: int
+    """Of the whole file."""
 
 
-@contextmanager
-def open_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
-    """Open a file of `write_tensors`, or raise one clear error if a single bit is off.
+def read_file(path: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda _: True) -> TensorFile:
+    """Read a file of `write_tensors`, or raise one clear error if a single bit is off.
 
-    In memory is never more than one tensor at a time.
+    Every byte is read once and no map of the file is made: what went into the checksum is what is returned, whatever
+    happens to the file meanwhile or later. In memory are only the tensors whose names are `wanted`.
     """
-    if not Path(path).is_file():
+    if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file {os.fspath(path)}")
-    with ExitStack() as stack:
+    with open_regular(path) as file:
         try:
-            file = stack.enter_context(safe_open(os.fspath(path), framework="pt"))
-            found = TensorFile(tuple(file.keys()), dict(file.metadata() or {}), file)
-            expected = found.metadata.pop(_CHECKSUM, None)
-            digest = None if expected is None else _digest(found.names, found.tensor, found.metadata)
-        except (SafetensorError, ValueError, OSError) as error:
+            head, size = _head(file)
+            expected = head.metadata.pop(_CHECKSUM, None)
+            if expected is not None:
+                digest = hashlib.sha256(json.dumps(head.metadata, sort_keys=True).encode())
+                tensors = {name: _taken(file, size, head, name, digest, wanted) for name in sorted(head.kinds)}
+        except (ValueError, TypeError, OSError) as error:
             raise ValueError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
-        if expected is None:
-            raise ValueError(f"{os.fspath(path)} was not written by driveprune: it has no checksum")
-        if expected != digest:
-            raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
-        yield found
+        size += sum(kind.bytes for kind in head.kinds.values())
+    if expected is None:
+        raise ValueError(f"{os.fspath(path)} was not written by driveprune: it has no checksum")
+    if expected != digest.hexdigest():
+        raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
+    return TensorFile(head.metadata, head.kinds, {n: t for n, t in tensors.items() if t is not None}, size)
+
+
+def _head(file: BinaryIO) -> tuple[Head, int]:
+    """The head of a file, and at which byte it ends."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, LONGEST_HEAD):
+        raise ValueError("it is cut off, or its head is too long")
+    return checked_head(parsed_json(file.read(length), "its head"), size - 8 - length), 8 + length
+
+
+def _taken(
+    file: BinaryIO, end_of_head: int, head: Head, name: str, digest: Any, wanted: Callable[[str], bool]
+) -> Tensor | None:
+    """Add a tensor to a checksum; if it is wanted, it is made of the very bytes that went into it."""
+    kind = head.kinds[name]
+    digest.update(json.dumps([name, str(kind.dtype), list(kind.shape)]).encode())
+    file.seek(end_of_head + head.starts[name])
+    if not wanted(name):
+        piece = bytearray(min(_PIECE, kind.bytes))
+        for first in range(0, kind.bytes, _PIECE):
+            digest.update(_filled(file, memoryview(piece)[: kind.bytes - first]))
+        return None
+    content = torch.empty(kind.bytes, dtype=torch.uint8)
+    for first in range(0, kind.bytes, _PIECE):
+        digest.update(_filled(file, content.numpy().data[first : first + _PIECE]))
+    if kind.dtype == torch.bool and kind.size and int(content.max()) > 1:
+        raise ValueError(f"{name} has values that are neither true nor false")
+    return content.view(kind.dtype).view(kind.shape)
+
+
+_PIECE = 1 << 20
+
+
+def _filled(file: BinaryIO, room: memoryview) -> memoryview:
+    if file.readinto(room) != len(room):  # type: ignore[attr-defined]
+        raise ValueError("it became shorter while it was read")
+    return room
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors and metadata of a file of `write_tensors`, or one clear error if a single bit is off."""
-    with open_tensors(path) as file:
-        return {name: file.tensor(name) for name in file.names}, file.metadata
+    found = read_file(path)
+    return found.tensors, found.metadata
 
 
 def _digest(names: Iterable[str], tensor: Callable[[str], Tensor], metadata: Mapping[str, str]) -> str:
@@ -180,20 +231,21 @@ def checked_json(content: Mapping[str, Any], indent: int | None = None) -> str:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a file of `write_json`, or raise one clear error if it is damaged."""
-    with open_regular(path) as file:
-        content = parsed_json(file.read(), os.fspath(path))
+    content = parsed_json(read_bytes(path, LONGEST_JSON), os.fspath(path))
     try:
         expected = content.pop(_CHECKSUM, None) if isinstance(content, dict) else None
         digest = _json_digest(content)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
     if not isinstance(content, dict) or expected != digest:
         raise ValueError(f"{os.fspath(path)} is damaged or was changed: its checksum does not match its content")
     return content
 
 
-def parsed_json(text: str | bytes, name: str) -> Any:
-    """What a JSON text says, or one clear error that names it; NaN and Infinity are no JSON.
+def parsed_json(text: str | bytes, name: str, *, numbers: bool = False) -> Any:
+    """What a JSON text says, or one clear error that names it.
+
+    NaN and Infinity are no JSON; with `numbers` they are read all the same, as older versions have written them.
 
     >>> parsed_json("[1, NaN]", "numbers")
     Traceback (most recent call last):
@@ -201,11 +253,31 @@ def parsed_json(text: str | bytes, name: str) -> Any:
     ValueError: numbers is damaged: NaN is no number of JSON
     """
     try:
-        return json.loads(text, parse_constant=_no_number)
+        content = json.loads(text, parse_constant=float if numbers else _no_number)
+        _check_depth(content)
+        return content
     except RecursionError:
         raise ValueError(f"{name} is damaged: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{name} is damaged: {error}") from None
+
+
+def _check_depth(content: Any) -> None:
+    """An error for a nest that Python reads, but cannot write or show again."""
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise RecursionError
+
+
+_DEEPEST = 200
 
 
 def _no_number(word: str) -> float:

@@ -5,7 +5,8 @@ quotient by 2^k in unary (so many zeros and a one, in the stream `high`) and a r
 `low`). For places thrown at random that is within 4% of the entropy, and never more than 10% above it, however they
 lie. Where more than half of the weights are kept, the places of the removed ones are listed instead.
 
-Everything works block by block: the memory does not grow with the tensor.
+Everything works block by block: the memory does not grow with the tensor, and a stream that makes no sense is found
+out without more of it than the stream itself takes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ BLOCK = 1 << 22
 """Weights, or bits of a stream, that are worked on at once."""
 
 
+MOST_WEIGHTS = 1 << 39
+"""Of a tensor. Up to here no sum of a block's remainders leaves 64 bits, whatever a stream says."""
+
+
 @dataclass(frozen=True)
 class Gaps:
     """The places of `listed` ones among `size` weights; of zeros if `inverted`."""
@@ -34,6 +39,11 @@ class Gaps:
     k: int
     high: Bytes
     low: Bytes
+
+    @property
+    def kept(self) -> int:
+        """How many weights are kept."""
+        return self.size - self.listed if self.inverted else self.listed
 
 
 def entropy_bits(kept: int, size: int) -> float:
@@ -124,13 +134,44 @@ def _low(gaps: Gaps, first: int, count: int) -> Places:
     if not gaps.k:
         return np.zeros(count, np.int64)
     start = first * gaps.k
-    bits = np.unpackbits(gaps.low[start // 8 : -(-(start + count * gaps.k) // 8)])
-    table = bits[start % 8 : start % 8 + count * gaps.k].reshape(count, gaps.k)
-    return table @ (1 << np.arange(gaps.k - 1, -1, -1))
+    bits = np.unpackbits(gaps.low[start // 8 : -(-(start + count * gaps.k) // 8)])[start % 8 :]
+    found = np.zeros(count, np.int64)
+    for bit in range(gaps.k):  # highest first; a table of all bits as numbers would take k times the memory
+        found <<= 1
+        found |= bits[bit : count * gaps.k : gaps.k]
+    return found
+
+
+def common(first: Gaps, second: Gaps) -> int:
+    """How many places are in both lists."""
+    count, theirs = 0, decode(second)
+    block = next(theirs, _NONE)
+    for places in decode(first):
+        rest = places
+        while rest.size and block.size:
+            count += np.intersect1d(rest, block, assume_unique=True).size
+            if block[-1] > rest[-1]:
+                break
+            rest, block = rest[rest > block[-1]], next(theirs, _NONE)
+    for _ in theirs:
+        pass  # to the end: an error if the rest makes no sense
+    return count
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def checked(gaps: Gaps) -> Gaps:
+    """The same, when its streams make sense; an error if not. Nothing is made that is larger than they are."""
+    for _ in decode(gaps):
+        pass
+    return gaps
 
 
 def _check_sizes(gaps: Gaps) -> None:
     if not 0 <= gaps.listed <= gaps.size or not 0 <= gaps.k <= gaps.size.bit_length():
         raise ValueError(f"{gaps.listed} places among {gaps.size} in units of 2^{gaps.k} make no sense")
+    if gaps.size > MOST_WEIGHTS:
+        raise ValueError(f"{gaps.size} weights are more than a tensor can have")
     if gaps.low.size != -(-gaps.listed * gaps.k // 8):
         raise ValueError(f"{gaps.low.size} bytes are no {gaps.listed} remainders of {gaps.k} bits")

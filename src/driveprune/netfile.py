@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from driveprune.collectives import is_sharded
-from driveprune.files import TensorFile, open_tensors, write_tensors
-from driveprune.gaps import Gaps, decode, encode, entropy_bits
+from driveprune.container import Kind, checked_shape
+from driveprune.files import TensorFile, parsed_json, read_file, write_tensors
+from driveprune.gaps import Gaps, checked, common, decode, encode, entropy_bits
 from driveprune.mask import Mask, check_fits, owners
 
 FORMAT = "driveprune-2"
@@ -88,9 +89,19 @@ def save(
     if values == "fp16":
         about["values"] = {"stored_as": "fp16", "relative_error": rounding.error}
     facts = {"layers": layers, "tied": tied, "provenance": about}
-    metadata = {name: json.dumps(fact, default=repr) for name, fact in facts.items()}
+    metadata = {name: json.dumps(_plain(fact), allow_nan=False) for name, fact in facts.items()}
     write_tensors(path, tensors, {"format": FORMAT, **metadata})
     return Saved(os.stat(path).st_size, _dense_bytes(first), _bound(tensors, layers), rounding.error)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON knows as it is; everything else, infinity and NaN among it, as Python prints it."""
+    if isinstance(value, Mapping):
+        return {name if isinstance(name, str) else str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    known = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+    return value if known else repr(value)
 
 
 def _facts(tensor: Tensor, places: Gaps) -> dict[str, Any]:
@@ -135,56 +146,133 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Mask:
     """Read a network's file into a freshly built model of the same kind; its mask is returned.
 
     The model is changed only if the whole file fits. The provenance is in the mask's `provenance`. Beside the model
-    and its mask no more than one tensor of the file is in memory at a time.
+    and its mask no more is in memory than the bytes of the file and one dense tensor.
     """
     state = _state(model)
-    with open_tensors(path) as file:
-        found = _content(path, file)
-        _check_names(path, found.kinds, state)
-        for name, tensor in state.items():
-            if found.kinds[name] != (tensor.dtype, tuple(tensor.shape)):
-                raise ValueError(
-                    f"{os.fspath(path)} does not fit the model: {name} is {_kind(*found.kinds[name])} in the file "
-                    f"and {_kind(tensor.dtype, tensor.shape)} in the model"
-                )
-        _check_ties(path, found, state)
-        _check_writable(state)
-        mask = Mask(provenance=found.provenance)
-        copies = {name: [n for n, other in found.tied.items() if other == name] for name in found.own_names()}
-        for name, others in copies.items():
-            value, kept = found.dense(name)
-            with torch.no_grad():
-                for each in (name, *others):
-                    state[each].copy_(value)
-            if kept is not None:
-                mask[name] = kept.to(state[name].device)
+    found = _content(path)
+    _check_kinds(found.path, found.kinds, state)
+    _check_ties(path, found, state)
+    _check_writable(state)
+    mask = Mask(provenance=found.provenance)
+    copies = {name: [n for n, other in found.tied.items() if other == name] for name in found.own_names()}
+    for name, others in copies.items():
+        value, kept = found.dense(name)
+        with torch.no_grad():
+            for each in (name, *others):
+                state[each].copy_(value)
+        if kept is not None:
+            mask[name] = kept.to(state[name].device)
+        found.forget(name)
     return mask
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mask]:
-    """All tensors of a network's file, dense, by name, and its mask; no model is needed."""
-    with open_tensors(path) as file:
-        found = _content(path, file)
-        weights, mask = {}, Mask(provenance=found.provenance)
-        for name in found.own_names():
-            weights[name], kept = found.dense(name)
-            if kept is not None:
-                mask[name] = kept
+    """All tensors of a network's file, dense, by name, and its mask; no model is needed.
+
+    An error if they are beyond what the bytes of the file make likely: see `Outline.check_size`.
+    """
+    found = _content(path)
+    found.outline().check_size()
+    weights, mask = {}, Mask(provenance=found.provenance)
+    for name in found.own_names():
+        weights[name], kept = found.dense(name)
+        if kept is not None:
+            mask[name] = kept
     return weights | {name: weights[other] for name, other in found.tied.items()}, mask
 
 
 def provenance(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Where the network of a file comes from."""
-    with open_tensors(path) as file:
-        return _content(path, file).provenance
+    return outline(path).provenance
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a file holds, as numbers: nothing of it was made dense."""
+
+    path: str
+    kinds: dict[str, Kind]
+    """Of all tensors as the model has them, tied ones under each name."""
+    kept: dict[str, int]
+    """Of each layer with a mask: how many of its weights are kept."""
+    tied: dict[str, str]
+    provenance: dict[str, Any]
+    bytes: int
+    """Of the file."""
+
+    @property
+    def dense_bytes(self) -> int:
+        """All weights and buffers, dense."""
+        return sum(kind.bytes for name, kind in self.kinds.items() if name not in self.tied)
+
+    def check_size(self) -> None:
+        """An error if the dense network is so large that the file should not be believed without a model.
+
+        A layer without kept weights takes no bytes, however large it is. What is made after the word of a file alone
+        is therefore bounded by the file: 64 MB, and 1024 bytes for each of its bytes, which is a network with one
+        weight in 1,400 kept.
+        """
+        if self.dense_bytes > _FREE_BYTES + _BYTES_EACH * self.bytes:
+            raise ValueError(
+                f"{self.path} says that its network has {self.dense_bytes:,} bytes, but is a file of {self.bytes:,}: "
+                "so much is made only for a model that you name or build yourself"
+            )
+
+    def check_model(self, model: nn.Module) -> None:
+        """An error if this is not the file of such a model, which may be on the meta device."""
+        _check_kinds(self.path, self.kinds, _state(model, values=False))
+
+
+_FREE_BYTES, _BYTES_EACH = 1 << 26, 1 << 10
+
+
+def outline(path: str | os.PathLike[str]) -> Outline:
+    """What a file holds, in numbers: counted from the lists of kept weights, with no more memory than they take."""
+    return _content(path, values=False).outline()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the masks of two files have in common in a layer."""
+
+    weights: int
+    first: int
+    second: int
+    both: int
+
+
+def shared(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> dict[str, Shared]:
+    """Layer by layer, how many weights each of two files keeps, and how many both; no mask is made."""
+    one, other = (_content(path, values=False) for path in (first, second))
+    if odd := sorted(one.layers.keys() ^ other.layers.keys()):
+        raise ValueError(f"these masks belong to different networks: only one of them has {odd[0]}")
+    found = {}
+    for name in one.layers:
+        if (mine := one.kinds[name].shape) != (theirs := other.kinds[name].shape):
+            raise ValueError(f"{name} has shape {mine} in one mask and {theirs} in the other")
+        found[name] = _shared(one.gaps(name), other.gaps(name))
+    return found
+
+
+def _shared(first: Gaps, second: Gaps) -> Shared:
+    """By counting the places that both list; where one lists the removed weights, what it lists is taken away."""
+    listed = common(first, second)
+    if first.inverted and second.inverted:
+        both = first.size - first.listed - second.listed + listed
+    elif first.inverted or second.inverted:
+        both = (second.listed if first.inverted else first.listed) - listed
+    else:
+        both = listed
+    return Shared(first.size, first.kept, second.kept, both)
 
 
 @dataclass(frozen=True)
 class _Content:
     """What a file says that it holds, found to be consistent."""
 
+    path: str
     file: TensorFile
-    kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    kinds: dict[str, Kind]
     layers: dict[str, dict[str, Any]]
     tied: dict[str, str]
     provenance: dict[str, Any]
@@ -193,75 +281,96 @@ class _Content:
         """All tensors but those that are another one under a second name; layers in the order of the mask."""
         return [*self.layers, *(name for name in self.kinds if name not in self.layers and name not in self.tied)]
 
+    def outline(self) -> Outline:
+        """Its numbers."""
+        kept = {name: self.gaps(name).kept for name in self.layers}
+        return Outline(self.path, self.kinds, kept, self.tied, self.provenance, self.file.bytes)
+
     def gaps(self, name: str) -> Gaps:
         """Where the kept weights of a layer are."""
         facts = self.layers[name]
-        high, low = (self.file.tensor(name + end).numpy() for end in (_HIGH, _LOW))
-        return Gaps(prod(facts["shape"]), facts["listed"], facts["inverted"], facts["k"], high, low)
+        high, low = (self.file.tensors[name + end].numpy() for end in (_HIGH, _LOW))
+        return Gaps(self.kinds[name].size, facts["listed"], facts["inverted"], facts["k"], high, low)
+
+    def forget(self, name: str) -> None:
+        """Let go of the bytes of a tensor, once it is where it belongs."""
+        for end in ("", _KEPT, _HIGH, _LOW):
+            self.file.tensors.pop(name + end, None)
 
     def dense(self, name: str) -> tuple[Tensor, Tensor | None]:
         """A tensor as the model has it, and its mask if it has one."""
         if name not in self.layers:
-            return self.file.tensor(name), None
-        dtype, shape = self.kinds[name]
+            return self.file.tensors[name], None
+        kind = self.kinds[name]
         gaps = self.gaps(name)
         kept = np.full(gaps.size, gaps.inverted)
         for places in decode(gaps):
             kept[places] = not gaps.inverted
-        mask = torch.from_numpy(kept).view(shape)
-        values = self.file.tensor(name + _KEPT).to(dtype)
-        return torch.zeros(shape, dtype=dtype).masked_scatter_(mask, values), mask
+        mask = torch.from_numpy(kept).view(kind.shape)
+        values = self.file.tensors[name + _KEPT].to(kind.dtype)
+        return torch.zeros(kind.shape, dtype=kind.dtype).masked_scatter_(mask, values), mask
 
 
-def _content(path: str | os.PathLike[str], file: TensorFile) -> _Content:
-    """The content of a file, each number checked against the others; an error if one does not fit."""
+def _content(path: str | os.PathLike[str], *, values: bool = True) -> _Content:
+    """The content of a file, each number checked against the others; an error if one does not fit.
+
+    Without `values` only the places of the kept weights are read into memory.
+    """
+    file = read_file(path, lambda name: values or name.endswith((_HIGH, _LOW)))
     if file.metadata.get("format") != FORMAT:
         raise ValueError(
             f"{os.fspath(path)} is not a network of this version: its format is {file.metadata.get('format')!r}, "
             f"not {FORMAT!r}"
         )
     try:
-        layers, tied, about = (json.loads(file.metadata[name]) for name in ("layers", "tied", "provenance"))
-        found = _Content(file, {}, layers, tied, about)
+        layers, tied = (_names(parsed_json(file.metadata[name], name), name) for name in ("layers", "tied"))
+        about = _names(parsed_json(file.metadata["provenance"], "the provenance", numbers=True), "provenance")
         streams = {name + end for name in layers for end in (_KEPT, _HIGH, _LOW)}
-        for name in file.names:
-            if name not in streams:
-                tensor = file.tensor(name)
-                found.kinds[name] = (tensor.dtype, tuple(tensor.shape))
-        for name, facts in layers.items():
-            found.kinds[name] = (getattr(torch, facts["dtype"]), tuple(facts["shape"]))
+        kinds = {name: kind for name, kind in file.kinds.items() if name not in streams}
+        found = _Content(os.fspath(path), file, kinds, layers, tied, about)
+        for name in layers:
             _check_layer(found, name)
         for name, other in tied.items():
-            if name in found.kinds or other in tied:
-                raise ValueError(f"{name} is stored, and tied to {other} as well")
-            found.kinds[name] = found.kinds[other]
-        if not isinstance(about, dict):
-            raise TypeError("the provenance is no list of names and values")
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
+            if name in kinds or not isinstance(other, str) or other in tied:
+                raise ValueError(f"{name} is stored, or tied to what is tied itself")
+            kinds[name] = kinds[other]
+    except (KeyError, TypeError, ValueError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{os.fspath(path)} is damaged: {said}") from None
     return found
+
+
+def _names(content: Any, what: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise TypeError(f"{what} are no names and values")
+    return content
 
 
 def _check_layer(found: _Content, name: str) -> None:
     """An error if the places and the values of a layer do not agree, before anything is made of them."""
-    facts = found.layers[name]
-    whole = [*facts["shape"], facts["listed"], facts["k"]]
-    if type(facts["inverted"]) is not bool or any(type(number) is not int for number in whole):
+    facts = _names(found.layers[name], f"the facts of {name}")
+    if name in found.kinds:
+        raise ValueError(f"{name} is stored twice, with a mask and without")
+    if type(facts["inverted"]) is not bool or any(type(facts[key]) is not int for key in ("listed", "k")):
         raise TypeError(f"the numbers of {name} are no whole numbers")
-    gaps, values = found.gaps(name), found.file.tensor(name + _KEPT)
-    if not isinstance(found.kinds[name][0], torch.dtype) or not all(side >= 0 for side in found.kinds[name][1]):
-        raise ValueError(f"{name} has no shape or kind")
-    if values.dtype not in {found.kinds[name][0], torch.float16}:
+    dtype = getattr(torch, facts["dtype"], None) if isinstance(facts["dtype"], str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name} is of an unknown kind, {facts['dtype']!r:.40}")
+    found.kinds[name] = Kind(dtype, checked_shape(name, facts["shape"]))
+    values, *streams = (found.file.kinds[name + end] for end in (_KEPT, _HIGH, _LOW))
+    if any(stream.dtype != torch.uint8 or len(stream.shape) != 1 for stream in streams):
+        raise TypeError(f"the places of {name} are no bytes")
+    if values.dtype not in {dtype, torch.float16} or (values.dtype != dtype and not dtype.is_floating_point):
         raise TypeError(f"the values of {name} are {values.dtype}")
-    if values.shape != (gaps.size - gaps.listed if gaps.inverted else gaps.listed,):
+    gaps = found.gaps(name)
+    if values.shape != (gaps.kept,):
         raise ValueError(f"values and mask of {name} do not agree")
     if gaps.inverted and gaps.listed > gaps.size // 2:
         raise ValueError(f"the mask of {name} makes no sense")
-    for _ in decode(gaps):
-        pass
+    checked(gaps)
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
+def _state(model: nn.Module, *, values: bool = True) -> dict[str, Tensor]:
     """Parameters and persistent buffers by their names in the unwrapped model, tied ones under each name."""
     state = {}
     for prefix, module in owners(model):
@@ -270,7 +379,7 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and is_lazy(tensor):
                 raise ValueError(f"{prefix + leaf} has no shape yet (a lazy module): run one forward first")
-            if tensor is not None and tensor.is_meta:
+            if tensor is not None and tensor.is_meta and values:
                 raise ValueError(
                     f"{prefix + leaf} has no values (it is on the meta device): build the model for real"
                 )
@@ -289,11 +398,15 @@ def _check_zeros(model: nn.Module, mask: Mapping[str, Tensor]) -> None:
             )
 
 
-def _check_names(path: str | os.PathLike[str], weights: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    for where, names in (("file", weights.keys() - state.keys()), ("model", state.keys() - weights.keys())):
+def _check_kinds(path: str, kinds: Mapping[str, Kind], state: Mapping[str, Tensor]) -> None:
+    for where, names in (("file", kinds.keys() - state.keys()), ("model", state.keys() - kinds.keys())):
         if names:
+            raise ValueError(f"{path} does not fit the model: only the {where} has {', '.join(sorted(names)[:3])}")
+    for name, tensor in state.items():
+        if kinds[name] != (kind := Kind(tensor.dtype, tuple(tensor.shape))):
             raise ValueError(
-                f"{os.fspath(path)} does not fit the model: only the {where} has {', '.join(sorted(names)[:3])}"
+                f"{path} does not fit the model: {name} is {_kind(kinds[name])} in the file and {_kind(kind)} in the "
+                "model"
             )
 
 
@@ -316,5 +429,5 @@ def _check_writable(state: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} cannot be written to: it is an expanded tensor, many places of one value")
 
 
-def _kind(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+def _kind(kind: Kind) -> str:
+    return f"{str(kind.dtype).removeprefix('torch.')} of shape {kind.shape}"

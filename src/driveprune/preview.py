@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -32,6 +31,7 @@ from driveprune.mask import (
 )
 from driveprune.mask import sparsity as sparsity_of
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
+from driveprune.screen import Screen, as_markup
 
 _PHASES = (Train, Prune, Rewind, Shuffle, Reinit)
 
@@ -91,7 +91,7 @@ class Preview:
         return f"<preview of {', '.join(row.method for row in self.rows)} at sparsity {self.sparsity:g}>"
 
     def __str__(self) -> str:
-        console = Console(width=120, force_terminal=False)
+        console = Screen(width=120, force_terminal=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get()
@@ -167,7 +167,7 @@ def preview(
         {method: _said(error) for method, error in failed.items()}, follower.reason,
     )  # fmt: skip
     if show:
-        Console().print(found)
+        Screen().print(found)
     return found
 
 
@@ -291,10 +291,12 @@ def _table(found: Preview) -> Table:
     table.add_column("layer", overflow="fold")
     table.add_column("weights", justify="right", no_wrap=True)
     for row in found.rows:
-        table.add_column(escape(row.method) + "*" * row.trains_first, justify="right", overflow="fold", min_width=5)
+        table.add_column(
+            as_markup(row.method) + "*" * row.trains_first, justify="right", overflow="fold", min_width=5
+        )
     for name, kept in found.rows[0].mask.items() if found.rows else ():
         table.add_row(
-            escape(name.removesuffix(".weight")),
+            as_markup(name.removesuffix(".weight")),
             f"{kept.numel():,}",
             *(_percent(row.densities[name], "empty") for row in found.rows),
         )

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from driveprune.screen import Screen
 from driveprune.train import Moment, Row
 
 
 @contextmanager
 def shown(title: str, enabled: bool = True, console: Console | None = None) -> Iterator[Callable[[Moment], None]]:
     """A watcher for `train`: a bar while it runs if this is a terminal, else a line an epoch, on stderr."""
-    console = console or Console(stderr=True)
+    console = console or Screen(stderr=True)
     if not enabled:
         yield lambda _: None
     elif not console.is_terminal:

@@ -8,12 +8,14 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
+from driveprune.container import Kind
 from driveprune.graph import flow
 from driveprune.mask import everything
+from driveprune.netfile import Shared
+from driveprune.screen import Screen, as_markup
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Summary:
         return 1 - sum(paths) / max(1, self.weights) if len(paths) == len(self.layers) else None
 
     def __str__(self) -> str:
-        console = Console(width=100, force_terminal=False)
+        console = Screen(width=100, force_terminal=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get()
@@ -88,7 +90,7 @@ class Summary:
 def _cells(layer: Layer) -> tuple[str, str, str, str]:
     shape = "×".join(map(str, layer.shape))
     kept = f"{layer.kept:,}" if layer.kept else "[bold]empty[/]"
-    return escape(layer.name), shape, f"{layer.weights:,}", kept
+    return as_markup(layer.name), shape, f"{layer.weights:,}", kept
 
 
 def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example: Any = None) -> Summary:
@@ -116,6 +118,12 @@ def summary(mask: Mapping[str, Tensor], model: nn.Module | None = None, example:
     return Summary(layers, found.macs(mask), found.macs(everything(mask)))
 
 
+def counted(kept: Mapping[str, int], kinds: Mapping[str, Kind]) -> Summary:
+    """The layers of a file, from its counts alone: see `driveprune.netfile.outline`."""
+    layers = (Layer(name, kinds[name].shape, kinds[name].size, count, None) for name, count in kept.items())
+    return Summary(tuple(layers), None, None)
+
+
 @dataclass(frozen=True)
 class Overlap:
     """What two masks have in common in a layer."""
@@ -140,23 +148,15 @@ class Overlap:
         return self.expected / either if either else 1.0
 
 
-def compared(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Overlap]:
-    """How much two masks have in common, layer by layer, and in all of them (the last row).
+def overlaps(found: Mapping[str, Shared]) -> list[Overlap]:
+    """What two masks have in common, layer by layer, and in all of them (the last row).
 
-    >>> import torch
-    >>> compared({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([True, False, True])})[0].overlap
+    >>> overlaps({"w": Shared(weights=3, first=2, second=2, both=1)})[0].overlap
     0.3333333333333333
     """
-    if odd := sorted(first.keys() ^ second.keys()):
-        raise ValueError(f"these masks belong to different networks: only one of them has {odd[0]}")
-    rows = []
-    for name, kept in first.items():
-        other = second[name]
-        if kept.shape != other.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(kept.shape)} in one mask and {tuple(other.shape)} in the other"
-            )
-        a, b = int(kept.count_nonzero()), int(other.count_nonzero())
-        rows.append(Overlap(name, a, b, int((kept & other).count_nonzero()), a * b / max(1, kept.numel())))
+    rows = [
+        Overlap(name, each.first, each.second, each.both, each.first * each.second / max(1, each.weights))
+        for name, each in found.items()
+    ]
     sums = [sum(getattr(row, part) for row in rows) for part in ("first", "second", "both", "expected")]
     return [*rows, Overlap("all", *sums)]

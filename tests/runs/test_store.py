@@ -1,4 +1,7 @@
+import hashlib
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +53,12 @@ def test_how_runs_stand(tmp_path):
         read_runs([tmp_path / "nothing"])
 
 
+def _with_checksum(content):
+    """As a file of somebody else may be: NaN, which is never written here, and a checksum over it."""
+    text = json.dumps(content, sort_keys=True)
+    return json.dumps({**content, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
 def test_a_result_that_makes_no_sense_is_a_damaged_one(tmp_path):
     folder = open_run(tmp_path, small_spec())
     whole = result(0.5)
@@ -62,7 +71,7 @@ def test_a_result_that_makes_no_sense_is_a_damaged_one(tmp_path):
         {**whole, "environment": {}}, {**whole, "collapsed": "no"}, {**whole, "data": None}, {},
     ]  # fmt: skip
     for content in odd:
-        write_json(folder / "result.json", content)
+        (folder / "result.json").write_text(_with_checksum(content))
         assert read_run(folder).standing == "damaged", content
     write_json(folder / "result.json", whole)
     assert read_run(folder).standing == "done"
@@ -205,3 +214,46 @@ def test_who_makes_a_beginning_holds_the_lock_until_it_is_there(tmp_path):
     first.save(5, {"steps": 5})
     assert second.load(5, lambda _: True, making=True) == {"steps": 5}
     assert not second.lock.is_locked
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["spec.json", "result.json", "status.json", "error.txt", ".lock", "net.safetensors"])
+def test_a_file_of_a_run_that_is_a_pipe_or_endless_is_not_waited_for(tmp_path, name):
+    spec = small_spec()
+    folder = open_run(tmp_path, spec)
+    standing = {"spec.json": "damaged", "result.json": "damaged", "error.txt": "damaged"}.get(name, "unfinished")
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir):
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+        assert read_run(folder).standing == standing
+        assert read_runs([tmp_path])[0].standing == standing
+        (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
+
+
+def test_texts_without_end_are_not_read(tmp_path):
+    """Files with holes: a terabyte that takes no room on the disk."""
+    folder = open_run(tmp_path, small_spec())
+    for name in ("status.json", "error.txt"):
+        with (folder / name).open("wb") as file:
+            file.truncate(1 << 40)
+        run = read_run(folder)
+        assert run.status is None
+        assert run.standing == ("damaged" if name == "error.txt" else "unfinished")
+    (folder / "error.txt").unlink()
+    with (folder / "spec.json").open("wb") as file:
+        file.truncate(1 << 40)
+    run = read_run(folder)
+    assert run.standing == "damaged"
+    assert "spec.json is too long" in run.error
+
+
+@pytest.mark.parametrize("name", ["spec.json", "result.json", "sweeps/x.json"])
+def test_deep_json_of_a_store_names_its_file(tmp_path, name):
+    folder = open_run(tmp_path, small_spec())
+    path = tmp_path / name if "/" in name else folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("[" * 100_000)
+    runs = read_runs([tmp_path])
+    assert any(run.standing == "damaged" and path.name in run.error for run in runs)
+    (folder / "status.json").write_text("[" * 100_000)
+    assert read_run(folder).status is None

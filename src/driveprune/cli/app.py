@@ -6,13 +6,29 @@ import functools
 import json
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from typer.core import TyperGroup
+
+from driveprune.screen import Screen, as_markup, printable, printable_json
+
+
+class _Commands(TyperGroup):
+    """The commands; what a wrong word of the command line is called, too, is printable."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry out a command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(said := getattr(error, "message", None), str):
+                error.message = printable(said)  # type: ignore[attr-defined]
+            raise
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Neural networks that are small from the start: train a little, prune 90-99%, train on.",
     no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
 )  # fmt: skip
@@ -41,7 +57,7 @@ def told(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> None:
-    Console(stderr=True).print(f"[yellow]warning:[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+    Screen(stderr=True).print(f"[yellow]warning:[/] {as_markup(message)}", highlight=False, soft_wrap=True)
 
 
 def print_error(error: BaseException) -> None:
@@ -49,9 +65,9 @@ def print_error(error: BaseException) -> None:
     said = str(error).strip().partition("\n")[0]
     told_well = isinstance(error, ValueError | TypeError | OSError | ImportError) and said
     text = said if told_well else f"{type(error).__name__}: {said}"
-    Console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    Screen(stderr=True).print(f"[bold red]error:[/] {as_markup(text)}", highlight=False, soft_wrap=True)
 
 
 def print_json(content: object) -> None:
     """For scripts."""
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    print(printable_json(json.dumps(content, indent=1, ensure_ascii=False)))

@@ -9,8 +9,6 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 from torch import nn
 
 from driveprune import datasets, models
@@ -32,6 +30,7 @@ from driveprune.cut import Budget
 from driveprune.cut import prune as cut_now
 from driveprune.netfile import save
 from driveprune.preview import preview as preview_all
+from driveprune.screen import Screen, as_markup
 from driveprune.summary import summary
 
 
@@ -57,8 +56,8 @@ def prune(
         net, batches, method=method, sparsity=sparsity, knobs=knobs_of(knob), budget=cast(Budget, budget), seed=seed
     )
     save(output, net, mask)
-    Console().print(summary(mask))
-    Console().print(f"written to {escape(str(output))}", highlight=False, soft_wrap=True)
+    Screen().print(summary(mask))
+    Screen().print(f"written to {as_markup(output)}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from driveprune import datasets
 from driveprune.cli.app import data_app, print_json, told
 from driveprune.cli.options import AsJson, DataDir, Size, check_data_dir, said
+from driveprune.screen import Screen, as_markup
 
 
 @data_app.command("list")
@@ -21,9 +20,9 @@ def data_list(as_json: AsJson = False) -> None:
         return
     table = Table("data", "what it is")
     for name in datasets.names():
-        table.add_row(f"[bold]{name}[/]", escape(str(datasets.describe(name))))
+        table.add_row(f"[bold]{name}[/]", as_markup(datasets.describe(name)))
     table.add_row("[bold]FOLDER[/]", "any folder of class folders")
-    Console().print(table)
+    Screen().print(table)
 
 
 @data_app.command("get")
@@ -31,7 +30,7 @@ def data_list(as_json: AsJson = False) -> None:
 def data_get(ctx: typer.Context, name: str, data_dir: DataDir = None) -> None:
     """Download a data set, with its checksum."""
     check_data_dir(said(ctx), name)
-    Console().print(escape(str(datasets.get(name, data_dir))), highlight=False, soft_wrap=True)
+    Screen().print(as_markup(datasets.get(name, data_dir)), highlight=False, soft_wrap=True)
 
 
 @data_app.command("check")
@@ -56,4 +55,4 @@ def data_check(
         print_json(facts)
         return
     for key, value in facts.items():
-        Console().print(f"[bold]{key}[/]: {escape(str(value))}", highlight=False, soft_wrap=True)
+        Screen().print(f"[bold]{key}[/]: {as_markup(value)}", highlight=False, soft_wrap=True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -22,10 +20,11 @@ from driveprune.delivery import gained
 from driveprune.export import Pixels
 from driveprune.export._pixels import described
 from driveprune.files import read_json
-from driveprune.netfile import load, provenance
+from driveprune.netfile import Outline, load, outline
 from driveprune.report import speed
 from driveprune.runs.job import processor_here
 from driveprune.runs.spec import Spec
+from driveprune.screen import Screen, as_markup
 
 Net = Annotated[Path, typer.Argument(metavar="NET", help="a file written by driveprune.save, or a run's folder")]
 ModelOf = Annotated[
@@ -72,10 +71,10 @@ def export(
     for name, (dense, small) in facts.items():
         numbers = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (dense, small))
         table.add_row(name, *numbers, f"{dense / small:,.1f}× less" if small else "")
-    Console().print(table)
-    Console().print(f"written to {escape(str(target))}: {_size(target):,} bytes", highlight=False, soft_wrap=True)
+    Screen().print(table)
+    Screen().print(f"written to {as_markup(target)}: {_size(target):,} bytes", highlight=False, soft_wrap=True)
     if takes is not None:
-        Console().print(f"it takes {escape(takes)}", highlight=False, soft_wrap=True)
+        Screen().print(f"it takes {as_markup(takes)}", highlight=False, soft_wrap=True)
 
 
 def _pixels_of(file: Path, options: Mapping[str, str], format: str, preprocess: bool) -> Pixels | None:
@@ -83,7 +82,7 @@ def _pixels_of(file: Path, options: Mapping[str, str], format: str, preprocess: 
     if format != "onnx":
         cannot_act(options, ["preprocess"], f"--format {format}", "only onnx has a graph")
         return None
-    known = provenance(file).get("images")
+    known = outline(file).provenance.get("images")
     found = Pixels.from_json(known) if isinstance(known, dict) else _pixels_of_data(file.with_name("spec.json"))
     if found is not None:
         return found
@@ -145,17 +144,17 @@ def bench(
     net, shape = _network_of(file, said(ctx), model, example, classes)
     mask = load(file, net)
     sizes = list_of(batches, int, "--batches")
-    with Console(stderr=True).status("", spinner="line") as status:
+    with Screen(stderr=True).status("", spinner="line") as status:
         found = measure(
             net, mask, torch.zeros(1, *shape), batches=sizes, threads=threads, rounds=rounds, watch=status.update
         )
     if as_json:
         print_json({**found.to_json(), "processor": processor_here()})
     else:
-        Console().print(found, highlight=False)
+        Screen().print(found, highlight=False)
     if output is not None:
         speed.write(output, found, f"{path.name}, {processor_here()}")
-        Console(stderr=as_json).print(f"picture: {escape(str(output))}", highlight=False, soft_wrap=True)
+        Screen(stderr=as_json).print(f"picture: {as_markup(output)}", highlight=False, soft_wrap=True)
 
 
 def _file(path: Path) -> Path:
@@ -170,15 +169,15 @@ def _network_of(
 
     What a file says of itself is taken for the models of this package only: code of the user's is named by the user.
     """
-    about = provenance(file).get("network") or {}
+    found = outline(file)
+    about = found.provenance.get("network")
+    about = about if isinstance(about, dict) else {}
     if model is None and about.get("name") not in models.names():
         raise ValueError(f"{file} does not say which model of this package it is: name it with --model")
     if model is None or (model == about.get("name") and example is None):
         known = "it says them itself; for others name --model and --input, too"
         cannot_act(options, ["example", "classes"], str(file), known)
-        wanted = {key: about[key] for key in ("classes", "width", "inputs", "size")}
-        net = models.build(model or about["name"], **wanted)
-        return net, (int(about["inputs"]), int(about["size"]), int(about["size"]))
+        return _as_it_says(found, about)
     if example is None:
         raise ValueError("say the shape of an input with --input, such as --input 3,32,32")
     find_own(model)
@@ -187,3 +186,30 @@ def _network_of(
     shape = tuple(list_of(example, int, "--input"))
     sizes = {"inputs": shape[0], "size": shape[-1]}
     return models.build(model, classes=classes, **sizes), shape
+
+
+def _as_it_says(found: Outline, about: dict[str, Any]) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network of a file, of the sizes that it says, and the shape of its input.
+
+    They are words of whoever wrote the file: nothing is made of them before they agree with its tensors' shapes.
+    """
+    for key, (kinds, most) in _SIZES.items():
+        value: Any = about.get(key)
+        if type(value) not in kinds or not 0 < value <= most:
+            raise ValueError(f"{found.path} says that its network has the {key} {value!r:.40}, not one up to {most}")
+    found.check_size()
+    wanted = {key: about[key] for key in ("name", "classes", "width", "inputs", "size")}
+    if about["name"] in models.names():
+        with torch.device("meta"):
+            sketch = models.build(**wanted)
+        found.check_model(sketch)
+    return models.build(**wanted), (about["inputs"], about["size"], about["size"])
+
+
+_SIZES: dict[str, tuple[set[type], int]] = {
+    "classes": ({int}, 1 << 20),
+    "inputs": ({int}, 1 << 10),
+    "size": ({int}, 512),
+    "width": ({int, float}, 64),
+}
+"""What a file may say of its network without being asked for --model and --input."""

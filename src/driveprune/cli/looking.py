@@ -5,26 +5,23 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
 from driveprune import methods as known
 from driveprune import recipes as known_recipes
 from driveprune.cli.app import app, print_json, told
 from driveprune.cli.options import AsJson
 from driveprune.cli.printed import print_run
-from driveprune.netfile import read
+from driveprune.netfile import outline, shared
 from driveprune.report import tables
 from driveprune.report.groups import finding_of
 from driveprune.runs.store import read_run
-from driveprune.summary import compared, summary
+from driveprune.screen import Screen, as_markup
+from driveprune.summary import counted, overlaps
 
 
 @app.command()
@@ -38,7 +35,7 @@ def methods(as_json: AsJson = False) -> None:
     for name in known.names():
         knobs = "\n".join(f"{knob} = {default}" for knob, default in known.knobs(name).items())
         table.add_row(f"[bold]{name}[/]", _about(name), knobs)
-    Console().print(table)
+    Screen().print(table)
 
 
 def _about(method: str) -> str:
@@ -65,15 +62,15 @@ def recipes(
             return
         table = Table("setting", "value", title=name)
         for setting, value in settings.items():
-            table.add_row(setting, escape(json.dumps(value)))
-        Console().print(table)
+            table.add_row(setting, as_markup(json.dumps(value)))
+        Screen().print(table)
     elif as_json:
         print_json({each: known_recipes.get(each).to_json() for each in known_recipes.names()})
     else:
         table = Table("recipe", "what it is")
         for each in known_recipes.names():
             table.add_row(f"[bold]{each}[/]", known_recipes.describe(each))
-        Console().print(table)
+        Screen().print(table)
 
 
 @app.command()
@@ -88,25 +85,25 @@ def show(
             raise ValueError(f"{path} is no folder of a run")
         print_json(tables.plain(read_run(path), finding_of(path))) if as_json else print_run(path)
         return
-    file = path / "net.safetensors" if path.is_dir() else path
-    weights, mask = read(file)
-    dense = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    layers = [{**vars(layer), "shape": list(layer.shape)} for layer in summary(mask).layers]
+    file = _file(path)
+    found = outline(file)
+    table, sizes = counted(found.kept, found.kinds), {"bytes": found.bytes, "dense_bytes": found.dense_bytes}
     if as_json:
-        facts = {"bytes": file.stat().st_size, "dense_bytes": dense, "provenance": mask.provenance}
+        layers = [{**vars(layer), "shape": list(layer.shape)} for layer in table.layers]
         finding = finding_of(path) if (path / "spec.json").exists() else None
-        print_json({"layers": layers, **facts, "stability": None if finding is None else vars(finding)})
+        facts = {**sizes, "provenance": found.provenance, "stability": None if finding is None else vars(finding)}
+        print_json({"layers": layers, **facts})
         return
-    console = Console()
-    console.print(summary(mask))
-    effective = mask.provenance.get("effective_sparsity")
-    if effective is not None:
+    console = Screen()
+    console.print(table)
+    effective = found.provenance.get("effective_sparsity")
+    if isinstance(effective, float):
         console.print(f"effective sparsity {effective:.4%}", highlight=False)
-    console.print(f"file {file.stat().st_size:,} bytes, all weights dense {dense:,} bytes", highlight=False)
+    console.print(f"file {found.bytes:,} bytes, all weights dense {found.dense_bytes:,} bytes", highlight=False)
     if path.is_dir():
         print_run(path)
-    for key, value in mask.provenance.items():
-        console.print(f"[bold]{escape(key)}[/]: {escape(str(value))}", highlight=False)
+    for key, value in found.provenance.items():
+        console.print(f"[bold]{as_markup(key)}[/]: {as_markup(value)}", highlight=False)
 
 
 @app.command()
@@ -117,12 +114,12 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """How much two masks have in common, layer by layer."""
-    found = compared(_mask(first), _mask(second))
+    found = overlaps(shared(_file(first), _file(second)))
     for path in (first, second):
         finding = finding_of(path) if (path / "spec.json").exists() else None
         if finding is not None and finding.word != "sound":
-            said = f"[yellow]{finding.word}:[/] {escape(str(path))}: {escape(finding.why)}"
-            Console(stderr=True).print(said, highlight=False, soft_wrap=True)
+            said = f"[yellow]{finding.word}:[/] {as_markup(path)}: {as_markup(finding.why)}"
+            Screen(stderr=True).print(said, highlight=False, soft_wrap=True)
     if as_json:
         print_json([{**vars(layer), "overlap": layer.overlap, "chance": layer.chance} for layer in found])
         return
@@ -132,11 +129,11 @@ def compare(
     table.add_column("")
     for layer in found:
         table.add_row(
-            escape(layer.name), f"{layer.first:,}", f"{layer.second:,}", f"{layer.both:,}", f"{layer.overlap:.1%}",
-            f"{layer.chance:.1%}", "█" * round(20 * layer.overlap), end_section=layer is found[-2],
+            as_markup(layer.name), f"{layer.first:,}", f"{layer.second:,}", f"{layer.both:,}", f"{layer.overlap:.1%}",
+            f"{layer.chance:.1%}", "█" * round(20 * layer.overlap), end_section=layer in found[-2:-1],
         )  # fmt: skip
-    Console().print(table)
+    Screen().print(table)
 
 
-def _mask(path: Path) -> Mapping[str, Tensor]:
-    return read(path / "net.safetensors" if path.is_dir() else path)[1]
+def _file(path: Path) -> Path:
+    return path / "net.safetensors" if path.is_dir() else path

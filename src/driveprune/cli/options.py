@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from driveprune import datasets, methods, models
 from driveprune import recipes as known_recipes
@@ -19,6 +17,7 @@ from driveprune.batches import Data
 from driveprune.recipes import Recipe
 from driveprune.runs.spec import DENSE
 from driveprune.runs.trust import code_here
+from driveprune.screen import Screen, as_markup
 
 Name = Annotated[str | None, typer.Option("--data", help="a data set, or a folder of class folders")]
 DataDir = Annotated[Path | None, typer.Option(help="where data sets are; by default the cache folder")]
@@ -188,5 +187,7 @@ def load_data(name: str, data_dir: Path | None, size: int | None = None) -> Data
     """A data set, with a word about it if it is not the official one."""
     data = datasets.load(name, data_dir, size=size)
     if data.note:
-        Console(stderr=True).print(f"[yellow]data:[/] {escape(data.label)}: {escape(data.note)}", highlight=False)
+        Screen(stderr=True).print(
+            f"[yellow]data:[/] {as_markup(data.label)}: {as_markup(data.note)}", highlight=False
+        )
     return data

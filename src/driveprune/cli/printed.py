@@ -6,24 +6,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from driveprune.report import tables
 from driveprune.report.groups import finding_of, groups
 from driveprune.runs.store import Run, read_run
+from driveprune.screen import Screen, as_markup
 
 
 def print_report(runs: Iterable[Run], console: Console | None = None) -> None:
     """The tables of runs, and what did not finish."""
-    console = console or Console()
+    console = console or Screen()
     for group in groups(runs):
-        title = escape(tables.printable(group.title))
+        title = as_markup(group.title)
         console.print(f"\n[bold]{title}[/]", highlight=False, soft_wrap=True)
         if group.methods:
             for table in (tables.accuracy(group, "last"), tables.accuracy(group, "best"), tables.times(group)):
                 console.print(tables.to_rich(table))
         for line in (*tables.notes(group), *tables.unfinished(group)):
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            console.print(as_markup(line), highlight=False, soft_wrap=True)
 
 
 def _percent(fraction: float | None) -> str:
@@ -33,15 +33,17 @@ def _percent(fraction: float | None) -> str:
 def print_run(folder: Path) -> None:
     """What came of a run, or how it stands."""
     found = read_run(folder)
-    console = Console()
-    console.print(escape(str(folder)), highlight=False, soft_wrap=True)
+    console = Screen()
+    console.print(as_markup(folder), highlight=False, soft_wrap=True)
     if found.result is None:
-        console.print(f"{found.standing}{': ' + escape(found.error) if found.error else ''}", highlight=False)
+        console.print(
+            f"{found.standing}{': ' + as_markup(found.error, lines=True) if found.error else ''}", highlight=False
+        )
         return
     result = found.result
     by = "" if result["best_by"] == "test" else ", chosen by held-out images"
     console.print(
-        f"[bold]{_percent(result['last'])}[/] test accuracy on {escape(result['data'])} after the last epoch, "
+        f"[bold]{_percent(result['last'])}[/] test accuracy on {as_markup(result['data'])} after the last epoch, "
         f"{_percent(result['best'])} after the best{by}", highlight=False,
     )  # fmt: skip
     effective = result["effective_sparsity"]
@@ -51,7 +53,7 @@ def print_run(folder: Path) -> None:
         console.print("[yellow]no path leads from input to output: the network cannot learn[/]")
     finding = finding_of(folder)
     if finding is not None and finding.word in {"unstable", "weak"}:
-        console.print(f"[yellow]{finding.word}:[/] {escape(finding.why)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]{finding.word}:[/] {as_markup(finding.why)}", highlight=False, soft_wrap=True)
     if result.get("speedup") is not None:
         console.print(
             f"engine: {result['engine']}; a step on the kept weights alone was measured "

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from driveprune.cli.app import app, print_json, told
 from driveprune.cli.options import AsJson, cannot_act, check_every, said
@@ -23,6 +21,7 @@ from driveprune.report.groups import groups
 from driveprune.report.live import watch as watch_runs
 from driveprune.report.page import page
 from driveprune.runs.store import Run, read_runs
+from driveprune.screen import Screen, as_markup
 
 
 @app.command()
@@ -45,13 +44,11 @@ def report(
         print_report(found)
     if output is not None:
         _write_report(output, found)
-        Console(stderr=as_json).print(f"report: {escape(str(output))}", highlight=False, soft_wrap=True)
+        Screen(stderr=as_json).print(f"report: {as_markup(output)}", highlight=False, soft_wrap=True)
     if figures is not None:
         made = groups(found)
         written = draw.write_all(figures, made, test_claims(made))
-        Console(stderr=as_json).print(
-            f"{len(written)} files in {escape(str(figures))}", highlight=False, soft_wrap=True
-        )
+        Screen(stderr=as_json).print(f"{len(written)} files in {as_markup(figures)}", highlight=False, soft_wrap=True)
 
 
 def _runs(paths: list[Path]) -> list[Run]:
@@ -66,7 +63,7 @@ def _write_report(path: Path, found: Iterable[Run]) -> None:
         write_atomically(path, page(groups(found)).encode())
         return
     text = io.StringIO()
-    print_report(found, Console(file=text, width=120))
+    print_report(found, Screen(file=text, width=120))
     write_atomically(path, text.getvalue().encode())
 
 
@@ -80,7 +77,7 @@ def watch(
     """Watch a running sweep: the table filling up, learning curves, the time left. Ctrl-C ends the watching only."""
     check_every(every)
     _runs(runs)
-    console = Console()
+    console = Screen()
     if not console.is_terminal:
         cannot_act(said(ctx), ["every"], "output that is no terminal", "the screen is printed once")
     with contextlib.suppress(KeyboardInterrupt):

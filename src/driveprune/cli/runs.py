@@ -9,8 +9,6 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from driveprune import collectives
 from driveprune.cli.app import app, print_json, told
@@ -62,6 +60,7 @@ from driveprune.runs.store import read_run
 from driveprune.runs.sweep import Hire, grid
 from driveprune.runs.sweep import sweep as run_all
 from driveprune.runs.trust import check_trusted, code_here, names_code
+from driveprune.screen import Screen, as_markup
 
 
 @app.command()
@@ -127,7 +126,7 @@ def run(
             result = carry_out(runs, wanted, loaded, every=every, engine=engine_of(engine), trust=True, watch=watch)
             speaks = collectives.is_first()
     except KeyboardInterrupt:
-        Console(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
+        Screen(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
         raise typer.Exit(130) from None
     if not speaks:
         return
@@ -243,9 +242,9 @@ def sweep(
     else:
         print_report(found)
     for name, error in outcome.failed.items():
-        Console(stderr=True).print(f"[bold red]failed:[/] {escape(name)}: {escape(error)}", soft_wrap=True)
+        Screen(stderr=True).print(f"[bold red]failed:[/] {as_markup(name)}: {as_markup(error)}", soft_wrap=True)
     if outcome.interrupted:
-        Console(stderr=True).print("stopped; the same command goes on with what is left")
+        Screen(stderr=True).print("stopped; the same command goes on with what is left")
         raise typer.Exit(130)
     if outcome.failed:
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from driveprune.batches import Data, Images, statistics
+from driveprune.files import open_regular, parsed_json
 
 Pixels = NDArray[np.uint8]
 _VERSION = 1
@@ -108,12 +110,15 @@ def _read(path: Path, key: str, mapped: bool) -> Data:
     data = _data(path, about, mapped)
     if data.fingerprint != about["fingerprint"]:
         raise ValueError(f"{path} is damaged: its pixels do not match their checksum")
+    for y in (data.train.y, data.test.y):
+        if not 0 <= int(y.min()) <= int(y.max()) < len(data.classes):
+            raise ValueError(f"{path} is damaged: it has a class that has no name")
     return data
 
 
 def _description(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - _FOOTER.size))
         footer = file.read()
         length, expected = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (size, b"")
@@ -123,7 +128,33 @@ def _description(path: Path) -> dict[str, Any]:
         text = file.read(length)
     if hashlib.sha256(text).digest() != expected:
         raise ValueError(f"{path} is damaged: its description does not match its checksum")
-    return dict(json.loads(text), pixels_end=size - len(footer) - length)
+    about = parsed_json(text, str(path))
+    try:
+        _check(about)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return dict(about, pixels_end=size - len(footer) - length)
+
+
+def _check(about: Any) -> None:
+    """An error if a description is none: each number is used as it stands."""
+    kinds = {"key": str, "name": str, "classes": list, "official": bool, "note": str, "fingerprint": str}
+    if odd := [name for name, kind in kinds.items() if type(about[name]) is not kind]:
+        raise TypeError(f"it has no {odd[0]}")
+    for name in ("train", "test"):
+        shape = about[name]
+        if type(shape) is not list or len(shape) != 4 or any(type(side) is not int or side < 1 for side in shape):
+            raise TypeError(f"it has no shape of {name}")
+    if about["train"][1:] != about["test"][1:] or prod(about["train"]) + prod(about["test"]) > 1 << 48:
+        raise ValueError("its shapes make no sense")
+    if not all(isinstance(name, str) for name in about["classes"]):
+        raise TypeError("it has no names of classes")
+    for name in ("mean", "deviation"):
+        values = about[name]
+        if len(values) != about["train"][1] or not all(type(value) in {int, float} for value in values):
+            raise TypeError(f"it has no {name} of each channel")
+    if min(about["deviation"]) <= 0:
+        raise ValueError("its deviations are not above 0")
 
 
 def _data(path: Path, about: dict[str, Any], mapped: bool) -> Data:

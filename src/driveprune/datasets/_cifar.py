@@ -12,6 +12,7 @@ import torch
 
 from driveprune.batches import Data, Images, statistics
 from driveprune.datasets._source import About, Archive, differing, fewer, joined, unpacked
+from driveprune.files import read_bytes
 
 SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
@@ -61,7 +62,7 @@ def _read_all(folder: Path, files: Mapping[str, str], layout: Layout) -> tuple[I
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path.parent} has no {path.name}") from None
 

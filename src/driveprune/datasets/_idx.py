@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import struct
 import zlib
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from torch import Tensor
 from driveprune.archives import fetch, find
 from driveprune.batches import Data, Images, statistics
 from driveprune.datasets._source import About, differing, fewer, joined, missing
+from driveprune.files import read_bytes
 
 PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _UNSIGNED_BYTE = 8
@@ -77,13 +79,22 @@ def _path(folder: Path, part: str) -> Path:
 
 
 def _bytes(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = read_bytes(path)
     if not content.startswith(b"\x1f\x8b"):
         return content
+    most = _FREE + _EACH * len(content)
     try:
-        return gzip.decompress(content)
+        with gzip.open(io.BytesIO(content)) as file:
+            plain: bytes = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+    if len(plain) > most:
+        raise ValueError(f"{path} would unpack to far more than {len(content):,} bytes of images hold")
+    return plain
+
+
+_FREE, _EACH = 1 << 24, 50
+"""A file may unpack to 16 MB, and 50 bytes for each of its bytes (MNIST: 5; a bomb: 1000)."""
 
 
 def _md5(content: bytes) -> str:
@@ -101,7 +112,8 @@ def parse(content: bytes, path: Path) -> Tensor:
         raise ValueError(
             f"{path} says that it holds {prod(shape):,} bytes {shape}, but has {len(content) - header:,}"
         )
-    return torch.frombuffer(bytearray(content[header:]) or bytearray(1), dtype=torch.uint8)[: prod(shape)].view(shape)
+    data = bytearray(memoryview(content)[header:]) or bytearray(1)
+    return torch.frombuffer(data, dtype=torch.uint8)[: prod(shape)].view(shape)
 
 
 def _images(

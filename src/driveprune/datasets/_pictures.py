@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from rich.console import Console
 from rich.progress import track
+
+from driveprune.files import open_regular
+from driveprune.screen import Screen
 
 T = TypeVar("T")
 _DEEP = ("I", "F")
@@ -23,13 +27,10 @@ def decode(path: Path, size: int, *, resize: bool = False) -> NDArray[np.uint8]:
 
     With `resize` the shorter side is brought to `size` and the middle kept; without, another size is an error.
     """
-    try:
-        with Image.open(path) as image:
-            if image.mode.startswith(_DEEP):
-                raise ValueError(f"its mode {image.mode} has more than eight bits a channel")
-            colour = image.convert("RGB")
-    except Exception as error:  # decoders of damaged files raise nearly everything
-        raise ValueError(f"cannot decode {path}: {error}") from None
+    with _opened(path) as image:
+        if image.mode.startswith(_DEEP):
+            raise ValueError(f"its mode {image.mode} has more than eight bits a channel")
+        colour = image.convert("RGB")
     if resize:
         colour = ImageOps.fit(colour, (size, size), Image.Resampling.BILINEAR)
     if colour.size != (size, size):
@@ -48,14 +49,30 @@ def sizes(files: Sequence[Path]) -> set[tuple[int, int]]:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except Exception as error:  # decoders of damaged files raise nearly everything
-        raise ValueError(f"cannot decode {path}: {error}") from None
+    with _opened(path) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image file, of which not a pixel is decoded yet; an error that names it, whatever is wrong with it.
+
+    It is one of the known kinds whatever its name (Pillow would give others to programs that run what is in them),
+    and has so many pixels at most as Pillow thinks safe: a file of some kilobytes may unpack to gigabytes.
+    """
+    with open_regular(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file, formats=_KINDS) as image:
+                yield image
+        except Exception as error:  # decoders of damaged files raise nearly everything
+            raise ValueError(f"cannot decode {path}: {error}") from None
+
+
+_KINDS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def progress(things: Iterable[T], description: str) -> Iterable[T]:
     """The same things, with a progress bar if a person is watching."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     return track(things, description, transient=True, console=console, disable=not sys.stderr.isatty())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from driveprune.batches import Data
 from driveprune.datasets._cache import Draft, Part, Pixels, cached, key_of
 from driveprune.datasets._pictures import progress
 from driveprune.datasets._source import About, differing, fewer, joined, missing
+from driveprune.files import open_regular
 
 NAME = "imagenet32"
 ABOUT = About(
@@ -139,7 +141,8 @@ def _stream(path: Path, name: str) -> Iterator[NDArray[Any]]:
 def _array(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]]:
     """The bytes of an array of an npz file, its shape and type."""
     try:
-        with ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+        with open_regular(path) as whole, ZipFile(whole) as archive, archive.open(f"{name}.npy") as file:
+            _check_size(archive.getinfo(f"{name}.npy"), name)
             read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
             shape, by_columns, dtype = read(file)
             if dtype.hasobject:
@@ -149,7 +152,16 @@ def _array(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], 
             yield file, shape, dtype
     except KeyError:
         raise ValueError(f"{path} has no array {name!r}") from None
-    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, TypeError, struct.error) as error:
         raise ValueError(f"{path} is damaged or no npz file: {error}") from None
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def _check_size(info: ZipInfo, name: str) -> None:
+    if info.file_size > _FREE + _EACH * info.compress_size:
+        raise ValueError(f"{name} would unpack to far more than {info.compress_size:,} bytes of images hold")
+
+
+_FREE, _EACH = 1 << 24, 50
+"""An array may unpack to 16 MB, and 50 bytes for each of its bytes; a bomb unpacks to 1000."""

@@ -18,6 +18,7 @@ from driveprune.report.claims import Claim
 from driveprune.report.groups import WORKS, Cell, Group, Quantity, base, tested_rows
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
+from driveprune.screen import printable
 
 LEAST = 1e-3
 """Seconds: less stands here on the log axis."""
@@ -130,12 +131,13 @@ def total_time(group: Group) -> Figure | None:
     if not methods:
         return None
     figure, axes = _figure(high=0.8 + 0.38 * len(methods))
-    left, words = np.zeros(len(methods)), [_plain(method) for method in methods]
+    left, places = np.zeros(len(methods)), range(len(methods))  # two names may begin with the same letters
     for work in WORKS:
         seconds = np.array([mean_seconds(group, method, work) for method in methods])
         if seconds.any():
-            axes.barh(words, seconds, left=left, color=palette.WORKS[work], label=work)
+            axes.barh(places, seconds, left=left, color=palette.WORKS[work], label=work)
         left += seconds
+    axes.set_yticks(places, [_plain(method) for method in methods])
     axes.invert_yaxis()
     axes.set_xlabel("seconds, mean over seeds and sparsities")
     return _finished(figure, [axes], group)
@@ -346,14 +348,15 @@ def _finished(figure: Figure, rooms: Sequence[Axes], group: Group) -> Figure:
     named = {name: line for name, line in once.items() if not name.startswith("_child")}
     words = [_plain(name) for name in named]
     figure.legend(named.values(), words, loc="outside right upper", frameon=False, fontsize=8)
-    machines = f"\ncomputed on {_plain('; '.join(group.processors))}" if group.processors else ""
-    figure.suptitle(_plain(group.title) + machines, fontsize=9)
+    machines = f"\ncomputed on {_plain('; '.join(group.processors), 160)}" if group.processors else ""
+    figure.suptitle(_plain(group.title, 160) + machines, fontsize=9)
     return figure
 
 
-def _plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no formulas, and nothing hidden for a line at its beginning."""
-    shown = tables.printable(text).replace("$", r"\$")
+def _plain(text: str, most: int = 60) -> str:
+    """Text that matplotlib shows as it is: no formulas, nothing hidden for a line at its beginning, not endless."""
+    shown = printable(text)
+    shown = (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{shown}" if shown.startswith("_") else shown
 
 

@@ -14,13 +14,13 @@ from rich import table as rich_table
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from driveprune.report import tables
 from driveprune.report.groups import Group, groups
 from driveprune.runs.store import Run, Standing, read_runs, read_wanted
+from driveprune.screen import as_markup, printable
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STANDINGS: tuple[Standing, ...] = ("done", "running", "unfinished", "failed", "damaged", "missing")
@@ -72,7 +72,7 @@ def screen(runs: Sequence[Run], steps: Mapping[str, int], *, now: float) -> Rend
 
 
 def _group(group: Group) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(tables.printable(group.title), style="bold")]
+    parts: list[RenderableType] = [Text(printable(group.title), style="bold")]
     if group.methods:
         parts.append(tables.to_rich(tables.accuracy(group)))
     parts += [Text(line) for line in tables.notes(group) if line.startswith(tables.DAGGER)]
@@ -86,9 +86,9 @@ def _active(runs: Iterable[Run], now: float) -> rich_table.Table:
         status = Status.of(run)
         values = status.values
         made.add_row(
-            escape(_name(run)),
+            as_markup(_name(run)),
             ProgressBar(total=max(1, status.steps), completed=status.step, width=16),
-            escape(status.work)
+            as_markup(status.work)
             + (f" (no sign for {duration(now - status.time)})" if now - status.time > STALE else ""),
             f"[cyan]{sparkline(values[-30:])}[/]",
             f"{100 * values[-1]:.1f}%" if values else "",
@@ -103,7 +103,7 @@ def _name(run: Run) -> str:
     check = f" +{spec['check']}" if spec["check"] else ""
     sparsity = f" {100 * spec['sparsity']:g}%" if spec["sparsity"] else ""
     name = f"{spec['recipe']['data']} {spec['recipe']['model']} {spec['method']}{check}{sparsity} seed {spec['seed']}"
-    return tables.printable(name)
+    return printable(name)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Status:
             values = tuple(float(value) for value in found["values"] if isfinite(value))
             seconds = now - float(found.get("began", now))
             rate = (step - int(found.get("began_step", step))) / seconds if seconds > 0 else None
-            return cls(step, steps, tables.printable(str(found["work"])), values, now, rate or None)
+            return cls(step, steps, printable(str(found["work"])), values, now, rate or None)
         except (KeyError, TypeError, ValueError, OverflowError):
             return cls()
 

@@ -28,6 +28,7 @@ from driveprune.report.claims import claims, signed
 from driveprune.report.groups import WORKS, Cell, Group, base, is_check, prunes_early, quantity, tested_rows
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
+from driveprune.screen import printable, printable_json
 
 NEAR = 1.0
 """Points of accuracy that a network may lose and still be advised in the overview."""
@@ -48,9 +49,9 @@ def page(groups: Sequence[Group], *, title: str = "Pruning runs") -> str:
     """The page as the text of an HTML file."""
     flat = [(number, label, run) for number, group in enumerate(groups) for label, run in _labelled(group)]
     methods = _methods(flat)
-    names = _unique([_text(run.path.name or str(run.path)) for _, _, run in flat])
+    names = _unique([printable(run.path.name or str(run.path)) for _, _, run in flat])
     shorts = _shorts(groups)
-    text = _template().render(
+    return _template().render(
         title=title,
         made=f"driveprune {version('driveprune')}, {datetime.now(UTC):%Y-%m-%d}",
         total=len(flat),
@@ -68,23 +69,28 @@ def page(groups: Sequence[Group], *, title: str = "Pruning runs") -> str:
         odd=_odd(flat, names, groups),
         environments=_environments(run for _, _, run in flat),
         seeds=[(group.title, _seeds(group), _conditions(group)) for group in groups if group.methods],
-        data=_embedded(_data(groups, methods, flat, names)),
+        data=_embedded(_shown(_data(groups, methods, flat, names))),
         specs=_embedded([checked_json(run.spec) if run.spec else "" for _, _, run in flat]),
         css=Markup(_file("page_files/page.css")),
         scripts=[Markup(_file(name)) for name in _SCRIPTS],
     )
-    return _text(text)
-
-
-def _text(name: str) -> str:
-    """Names of folders may be bytes that are no text."""
-    return name.encode("utf-8", "replace").decode()
 
 
 def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     environment.filters |= {"time": said_time, "signed": signed, "percent": percent, "printed": _printed}
     return environment.from_string(_file("page_files/page.html"))
+
+
+def _shown(value: Any) -> Any:
+    """What stands on the page: text of others without what turns the direction of writing or is not seen."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value, lines=True)
+    if isinstance(value, dict):
+        return {name: _shown(each) for name, each in value.items()}
+    return [_shown(each) for each in value] if isinstance(value, list) else value
 
 
 def _file(name: str) -> str:
@@ -93,8 +99,8 @@ def _file(name: str) -> str:
 
 def _embedded(content: object) -> Markup:
     """JSON that no text in it can break out of."""
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for letter in "<>&\u2028\u2029":
+    text = printable_json(json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return Markup(text)
 

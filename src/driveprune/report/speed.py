@@ -12,6 +12,7 @@ from driveprune.bench import NOISE, Bench, Timing, milliseconds
 from driveprune.report import palette
 from driveprune.report.figures import quiet
 from driveprune.runs.spec import DENSE
+from driveprune.screen import printable
 
 KINDS = ("svg", "png", "pdf")
 _FASTER, _SAME, _SLOWER = palette.WORKS["training"], palette.WORKS["loading"], palette.WORKS["scoring"]
@@ -29,7 +30,7 @@ def picture(found: Bench, title: str = "") -> Figure:
         axes.set_title(work, fontsize=9)
     rooms[0].set_ylabel("times faster than dense", fontsize=9)
     rooms[0].set_ylim(0, 1.3 * max(1.0, *(each.speedup for each in found.timings)))
-    shown = title.replace("$", r"\$")
+    shown = printable(title).replace("$", r"\$")
     figure.suptitle(f"{shown}\n{found.title}" if shown else found.title, fontsize=9)
     return figure
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich import table as rich_table
-from rich.markup import escape
 
 from driveprune.report import paper
 from driveprune.report.claims import Claim, signed
@@ -18,6 +16,7 @@ from driveprune.report.groups import Cell, Group, base, groups, processor, quant
 from driveprune.report.stability import Finding
 from driveprune.runs.spec import DENSE
 from driveprune.runs.store import Run
+from driveprune.screen import as_markup, printable
 
 DAGGER = "†"
 """The mark of a cell with an unstable run."""
@@ -216,19 +215,6 @@ def _why(run: Run) -> str:
     return f": {run.error.strip().splitlines()[-1]}" if run.error and run.error.strip() else ""
 
 
-def printable(text: str) -> str:
-    r"""Text without what a terminal would obey.
-
-    >>> printable("a\x1b[2Jb")
-    'a\ufffd[2Jb'
-    """
-    return "".join("\ufffd" if unicodedata.category(letter) in _NOT_SHOWN else letter for letter in text)
-
-
-_NOT_SHOWN = {"Cc", "Cf", "Cs"}
-"""Control characters, those that turn the direction of writing, halves of letters."""
-
-
 def to_rich(table: Table) -> rich_table.Table:
     """A table for the terminal."""
     made = rich_table.Table(title=table.title, title_justify="left", min_width=len(table.title) + 1)
@@ -241,7 +227,7 @@ def to_rich(table: Table) -> rich_table.Table:
 
 
 def _rich(entry: Entry) -> str:
-    plain = escape(printable(entry.text))
+    plain = as_markup(entry.text)
     text = f"[underline]{plain}[/]*" if entry.collapsed else plain
     text = f"{text}{DAGGER}" if entry.unstable else text
     text = f"[bold]{text}[/]" if entry.strong else text
@@ -259,13 +245,28 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Lines of comma-separated values; what is None is empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_plain_line(value) for value in row] for row in rows)
+    writer.writerow([_plain_cell(name) for name in header])
+    writer.writerows([_plain_cell(value) for value in row] for row in rows)
     return file.getvalue()
 
 
-def _plain_line(value: object) -> object:
-    return value.replace("\r", " ") if isinstance(value, str) else value
+def _plain_cell(value: object) -> object:
+    """What a spreadsheet shows as it is: one line, and no text that it would compute."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text[:1] in _FORMULA and len(text) > 1 and not _is_number(text) else text
+
+
+_FORMULA = ("=", "+", "-", "@")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def table_csv(table: Table) -> str:

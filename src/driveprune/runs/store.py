@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from driveprune.files import read_json, read_state, read_tensors, write_json, write_state
+from driveprune.files import parsed_json, read_bytes, read_file, read_json, read_state, write_json, write_state
 from driveprune.runs.spec import Spec
 from driveprune.train import State
 
@@ -87,7 +87,7 @@ def result_of(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         result = read_json(path)
-        read_tensors(net)  # compares its checksum
+        read_file(net, lambda _: False)  # compares its checksum
         return of_one_example(result, _plain_json(folder / "spec.json") or {})
     except (ValueError, FileNotFoundError) as error:
         warnings.warn(f"{error}; the run is done again", DamagedWarning, stacklevel=2)
@@ -284,7 +284,7 @@ def read_run(folder: Path) -> Run:
             _check_result(result)
             return Run(folder, "done", spec, of_one_example(result, spec), status)
         if (folder / "error.txt").exists():
-            error = (folder / "error.txt").read_text(encoding="utf-8", errors="replace").strip()
+            error = read_bytes(folder / "error.txt", _LONGEST_TEXT).decode(errors="replace").strip()
             return Run(folder, "failed", spec, status=status, error=error)
     except _ODD as error:
         return Run(folder, "damaged", spec, status=status, error=_said(error))
@@ -324,6 +324,10 @@ def of_one_example(result: dict[str, Any], spec: Mapping[str, Any]) -> dict[str,
     return {**result, **halved, "macs_examples": 1}
 
 
+_LONGEST_TEXT = 1 << 22
+"""Bytes of a status or an error."""
+
+
 def is_locked(folder: Path) -> bool:
     """Whether a process is working on a run; only looked at, where the system can: nothing is written."""
     if sys.platform == "win32":
@@ -335,7 +339,7 @@ def is_locked(folder: Path) -> bool:
         lock.release()
         return False
     try:
-        handle = os.open(folder / ".lock", os.O_RDONLY)
+        handle = os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
     except OSError:
         return False
     try:
@@ -354,7 +358,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 def _plain_json(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(read_bytes(path, _LONGEST_TEXT), str(path))
     except _ODD:
         return None
     return content if isinstance(content, dict) else None

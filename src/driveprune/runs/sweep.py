@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from driveprune.batches import Data
@@ -29,6 +28,7 @@ from driveprune.runs.job import steps_per_epoch
 from driveprune.runs.spec import DENSE, Spec, make_spec
 from driveprune.runs.store import read_status, result_of, write_wanted
 from driveprune.runs.trust import check_trusted
+from driveprune.screen import Screen, as_markup
 from driveprune.train import Precision
 
 
@@ -159,7 +159,7 @@ def sweep(
     lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in specs}
     write_wanted(root, specs, lengths)
     lengths = {spec.id: lengths[spec.id] for spec in left}
-    with closing(crew), _display(root, lengths, len(outcome.skipped), console or Console(stderr=True)) as update:
+    with closing(crew), _display(root, lengths, len(outcome.skipped), console or Screen(stderr=True)) as update:
         try:
             crew.start()
             while crew.is_working():
@@ -341,7 +341,7 @@ class _Bars:
             self._tasks[name] = self._bars.add_task(name.rpartition("-")[0], total=self._lengths[name], last="")
         values, step = status.get("values") or [], int(status.get("step", 0))
         last = f"{status.get('work', 'starting')}" + (f", test {100 * values[-1]:.1f}%" if values else "")
-        self._bars.update(self._tasks[name], completed=step, last=escape(last))
+        self._bars.update(self._tasks[name], completed=step, last=as_markup(last))
         return step
 
 
