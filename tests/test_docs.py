@@ -144,16 +144,7 @@ def test_the_code_for_several_processes_runs(tmp_path):
     text = (DOCS / "integrations" / "torchrun.md").read_text()
     code = re.search(r"^```{code-block} python\n:name: torchrun\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1]
     (tmp_path / "train.py").write_text(code)
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "29517",
-        "train.py",
-    ]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(
         words, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
     )

@@ -57,12 +57,6 @@ HEALTH_CHECKS = {
     "health_check_timeout_ms": 120_000,
 }
 """A dead node refuses to answer and is known to be dead after 2 s; one that is slow on a loaded machine has 120 s."""
-PATIENT = {
-    "RAY_gcs_rpc_server_connect_timeout_s": "120",
-    "RAY_gcs_server_request_timeout_seconds": "120",
-    "RAY_gcs_server_port_wait_time_s": "120",
-}
-"""Ray's own limits for its own processes, of 5 to 60 s."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +68,7 @@ def two_nodes():
         warnings.simplefilter("ignore")  # Ray's own
         patch.setenv("RAY_TMPDIR", str(folder))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        for name, value in PATIENT.items():
+        for name, value in on_ray.PATIENT.items():
             patch.setenv(name, value)
         from ray.cluster_utils import Cluster
 
@@ -91,7 +85,7 @@ def start(tmp_path):
     """Starts the command in a folder with methods of our own; it does not outlive the test."""
     (tmp_path / "gated.py").write_text(GATED)
     (tmp_path / "deadly.py").write_text(DEADLY)
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | PATIENT
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | on_ray.PATIENT
     command = [sys.executable, "-c", f"{LISTENING}; from driveprune.cli import main; main()", "sweep", *SMALL.split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = []
@@ -220,6 +214,22 @@ def test_what_cannot_be_is_one_clear_line(words, said):
     done = CliRunner().invoke(app, ["sweep", *words.split()])
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_a_cluster_of_ones_own_is_waited_for_on_a_loaded_machine(tmp_path, monkeypatch):
+    """And what is set already stays as it is."""
+    ray, seen = pytest.importorskip("ray"), []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: seen.append(dict(os.environ)))
+    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "7")
+    order = {"data_dir": None, "share": False, "every": 60.0, "engine": "dense"}
+    crew = on_ray.cluster()(tmp_path, [small_spec("snip")], order)
+    crew._connect()
+    crew.close()
+    assert {name: seen[0][name] for name in on_ray.PATIENT} == {
+        **on_ray.PATIENT, "RAY_gcs_rpc_server_connect_timeout_s": "7",
+    }  # fmt: skip
+    assert "RAY_gcs_server_port_wait_time_s" not in os.environ
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -27,6 +27,13 @@ from driveprune.runs.sweep import Hire
 LOCAL = "local"
 """The address of a cluster that is started for the sweep, on this machine."""
 
+PATIENT = {
+    "RAY_gcs_server_port_wait_time_s": "300",
+    "RAY_gcs_rpc_server_connect_timeout_s": "120",
+    "RAY_gcs_server_request_timeout_seconds": "120",
+}
+"""How long Ray waits for its own processes, of which it expects an idle machine: 30, 5 and 60 seconds."""
+
 
 def cluster(
     address: str = LOCAL, *, cpus_per_run: float | None = None, gpus_per_run: float | None = None, retries: int = 3
@@ -147,7 +154,9 @@ class _Cluster:
         if self._ray.is_initialized():
             return
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+        environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         if self._terms.address == LOCAL:
+            environment |= PATIENT
             short = "/tmp" if Path("/tmp").is_dir() else None  # the path of a socket has about 100 letters at most
             self._temporary = Path(tempfile.mkdtemp(prefix="ray-", dir=short))
             options |= {"include_dashboard": False, "_temp_dir": str(self._temporary)}
@@ -155,7 +164,7 @@ class _Cluster:
         else:
             _check_reachable(self._terms.address)
         self._ours = True
-        with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"):
+        with _environment(**environment):
             self._ray.init(self._terms.address, **options)
 
     def _check_room(self, cpus: float, gpus: float) -> None:

@@ -92,7 +92,7 @@ MEMORY = Memory()
 class Lease:
     """Memory stays for whoever has one: when it ends, what nobody holds at that time goes back to the system.
 
-    Each kernel has one. Networks have memory of sizes of their own, which would stay for ever after them.
+    Each kernel and each network has one. Networks have memory of sizes of their own, which would stay after them.
     """
 
     _memory = MEMORY  # modules may be gone at the end of the process

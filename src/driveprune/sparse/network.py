@@ -25,6 +25,7 @@ from driveprune.mask import Mask, apply, check_fits, unwrap
 from driveprune.sparse.carry import Successor, carried
 from driveprune.sparse.choice import BATCH, CLEARLY_SPARSE, is_dense_faster
 from driveprune.sparse.layers import SparseLayer, sparse_layer
+from driveprune.sparse.memory import Lease
 from driveprune.sparse.region import Region, step_of
 
 Layers = Literal["auto", "sparse"]
@@ -184,6 +185,7 @@ class SparseNetwork(nn.Module):
         self._set_in_place(False)
         self.dense = False
         """Whether torch computes everything, with zeros filled in, because that is faster."""
+        self._lease = Lease()  # those of the kernels end later: torch.fx has them in cycles
         found.recompile()
         self._ordinary = type(found).forward
         self.graph, self.parts, self.regions = _with_regions(found, self, inputs, layers)
