@@ -10,7 +10,8 @@ ORDER = [
     "collectives", "mask", "whole", "seeds", "files", "compiled", "noise", "selection", "schedule", "gradients",
     "twin", "graph", "plan", "methods", "cut", "hold", "pruner", "gaps", "netfile", "models", "summary", "preview",
     "traced", "atoms", "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench",
-    "batches", "archives", "datasets", "recipes", "train", "progress", "fit", "runs", "report", "integrations", "cli",
+    "batches", "archives", "datasets", "recipes", "finite", "train", "progress", "fit", "runs", "report",
+    "integrations", "cli",
 ]  # fmt: skip
 
 
