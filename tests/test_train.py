@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import driveprune as dp
+import driveprune.train
 from driveprune import methods
 from driveprune.fit import Tensors
 from driveprune.plan import Train
 from driveprune.pruner import Pruner
-from driveprune.train import Trained, measured, train
+from driveprune.train import Stopped, Trained, measured, train
 from tests.nets import same
 
 STEPS = 4
@@ -71,7 +72,7 @@ def run(plan="drive", memory=None, adam=False, epochs=3, **options):
 
     trained = train(
         model, optimizer, source, make_pruner, scheduler=scheduler, tests={"test": data(None)},
-        checkpoints=memory, every=0.0, **options,
+        checkpoints=memory, **{"every": 0.0, **options},
     )  # fmt: skip
     return model, trained
 
@@ -279,3 +280,148 @@ def test_the_switches_of_cudnn_are_as_the_user_has_set_them():
     seen = []
     run("snip", watch=lambda _: seen.append(torch.backends.cudnn.enabled))
     assert set(seen) == {torch.backends.cudnn.enabled}
+
+
+class Harmed:
+    """Data of which the inputs of one batch hold something that is no number."""
+
+    def __init__(self, source, epoch, place, value=float("nan")):
+        self.source, self.at, self.value = source, (epoch, place), value
+
+    def __len__(self):
+        return len(self.source)
+
+    def __iter__(self):
+        return iter(self.source)
+
+    def epoch(self, cycle, number, start=0):
+        for place, (x, y) in enumerate(self.source.epoch(cycle, number, start), start):
+            harmed = torch.full_like(x, self.value) if (number, place) == self.at else x
+            yield harmed, y
+
+
+def harmed_run(monkeypatch, memory=None, at=(2, 1), **options):
+    source = data()
+    monkeypatch.setattr(__name__ + ".data", lambda seed=0: source if seed is None else Harmed(source, *at))
+    try:
+        return run("drive", memory, **options)
+    finally:
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"engine": "sparse"}])
+def test_a_batch_of_nan_stops_the_training_and_it_goes_on_from_before(monkeypatch, options):
+    memory = Memory()
+    with pytest.raises(
+        FloatingPointError, match=r"not finite at step 10 \(epoch 3, batch 2\): the batch itself holds"
+    ):
+        harmed_run(monkeypatch, memory, **options)
+    assert [state["steps_done"] for state in memory.states] == list(range(1, 10))
+    for state in memory.states:
+        assert all(value.isfinite().all() for value in state["model"].values())
+    mended, trained = run("drive", Memory(memory.states[-1]), **options)
+    never_harmed, other = run("drive", **options)
+    assert same(mended.state_dict(), never_harmed.state_dict())
+    assert trained.rows == other.rows
+
+
+def test_on_a_gpu_it_is_seen_before_anything_is_kept(monkeypatch):
+    """There losses are not looked at for each step; here they seem to be on another device."""
+    monkeypatch.setattr("driveprune.train.LOOK", 1000)
+    look, steps = driveprune.train._Training._check_losses, []
+
+    def late(self, batch=None):
+        if batch is None or self._steps_done % 1000 == 999:
+            look(self, batch)
+        else:
+            steps.append(self._steps_done)
+
+    for at, last in (((2, 1), 9), ((1, 1), 5), ((0, 2), 2)):
+        monkeypatch.setattr(driveprune.train._Training, "_check_losses", late)
+        memory = Memory()
+        with pytest.raises(FloatingPointError, match=rf"not finite at step {last + 1} \(epoch {at[0] + 1}, batch"):
+            harmed_run(monkeypatch, memory, at)
+        assert [state["steps_done"] for state in memory.states] == list(range(1, last + 1))
+    assert steps
+
+
+class Rooted(nn.Module):
+    def forward(self, x):
+        return x + 0 * (x * 0).sqrt()  # zero, and its gradient is not a number
+
+
+def test_weights_are_looked_at_before_they_are_kept(monkeypatch):
+    """The loss is finite, and its gradient is not: of the last step, no other loss tells."""
+    model = nn.Sequential(nn.Linear(10, 8), Rooted(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"sparsity": 0.5, "epochs": 1, "steps_per_epoch": 1, "method": [Train(1)]}
+    source = Tensors(torch.randn(8, 10), torch.zeros(8, dtype=torch.long), 8, 0)
+    memory = Memory()
+    with pytest.raises(FloatingPointError, match=r"the weights 0.weight are not finite after step 1"):
+        train(
+            model, optimizer, source, lambda resume, tell: Pruner(model, optimizer, source, **settings),
+            checkpoints=memory, every=0.0,
+        )  # fmt: skip
+    assert memory.states == []
+
+
+def test_a_scaler_may_leave_out_a_step_but_not_ten_in_a_row(monkeypatch):
+    values = iter([0, 1, 1, 0, 0] + [0] * 100)
+    plain = dp.gradients.cross_entropy
+
+    def sometimes(model, batch):
+        return plain(model, batch) * (float("inf") if next(values) else 1)
+
+    model, trained = run("drive", precision="fp16", loss=sometimes)
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in trained.rows)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    never = pytest.warns(UserWarning, match="before `optimizer.step")  # for a whole epoch
+    said = r"not finite at step 1 \(epoch 1, batch 1\) and at the 9 after it"
+    with never, pytest.raises(FloatingPointError, match=said):
+        run("drive", precision="fp16", loss=lambda model, batch: plain(model, batch) * float("inf"))
+
+
+def test_a_pruner_in_a_loop_of_ones_own_does_not_cut_by_nan():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    source = data()
+    pruner = Pruner(
+        model, optimizer, source, sparsity=0.8, epochs=3, steps_per_epoch=2, method="drive",
+        knobs={"early_epochs": 0.5, "cuts": 3},
+    )  # fmt: skip
+    with torch.no_grad():
+        model[4].weight[0, 0] = float("nan")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        pruner.step()
+    assert all(torch.equal(value.isnan(), before[name].isnan()) for name, value in model.state_dict().items())
+    assert same(
+        {n: v.nan_to_num() for n, v in model.state_dict().items()}, {n: v.nan_to_num() for n, v in before.items()}
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_asked_to_stop_it_keeps_all_that_was_done(plan):
+    reference, trained = run(plan)
+    steps = 0
+
+    def count():
+        nonlocal steps
+        steps += 1
+        return False
+
+    run(plan, stop=count)  # how often it is asked: at steps, at cuts, at evaluations
+    for ask in range(1, steps + 1, 3):
+        left = [ask]
+
+        def stop(left=left):
+            left[0] -= 1
+            return left[0] == 0
+
+        memory = Memory()
+        with pytest.raises(Stopped):
+            run(plan, memory, stop=stop, every=1e9)
+        assert len(memory.states) <= 1
+        resumed, other = run(plan, Memory(memory.states[-1] if memory.states else None))
+        assert same(reference.state_dict(), resumed.state_dict()), ask
+        assert other.rows == trained.rows

@@ -24,7 +24,19 @@ from driveprune.progress import shown
 from driveprune.pruner import Pruner
 from driveprune.recipes import Recipe
 from driveprune.seeds import generator_for, seed_for
-from driveprune.train import Beginning, Checkpoints, Measure, Moment, Precision, Source, Trained, right, train
+from driveprune.train import (
+    Beginning,
+    Checkpoints,
+    Measure,
+    Moment,
+    Precision,
+    Source,
+    Stop,
+    Trained,
+    never,
+    right,
+    train,
+)
 
 OwnData = Data | tuple[Any, Any] | Iterable[Any]
 """Data; (training, test) of tensor pairs (x, y) or re-iterable loaders; or training data alone."""
@@ -56,6 +68,7 @@ def fit(
     every: float = 60.0,
     beginning: Beginning | None = None,
     watch: Callable[[Moment], None] | None = None,
+    stop: Stop = never,
 ) -> Trained:
     """Train a network and prune it early, by a recipe; afterwards the model is the trained sparse network.
 
@@ -77,7 +90,7 @@ def fit(
         channels_last: keep images and convolutions in that memory format.
         seed: for the order of the data, crops, flips, dropout and scores.
         progress: show a progress bar on a terminal.
-        checkpoints, every, beginning, watch: as for `driveprune.train.train`.
+        checkpoints, every, beginning, watch, stop: as for `driveprune.train.train`.
 
     >>> x, y = torch.randn(64, 10), torch.randint(2, (64,))
     >>> net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 2))
@@ -108,7 +121,7 @@ def fit(
         return train(
             model, optimizer, training, make_pruner, loss=used_loss, scheduler=scheduler, tests=tests,
             measure=measure, precision=precision, engine=engine, seed=seed, checkpoints=checkpoints, every=every,
-            beginning=beginning, watch=watch or bar,
+            beginning=beginning, watch=watch or bar, stop=stop,
         )  # fmt: skip
 
 

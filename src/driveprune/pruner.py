@@ -140,7 +140,7 @@ class Pruner:
         """Do what comes before any training; if that fails, everything is as it was before."""
         before = {} if isinstance(self.plan[0], Train) else self._values(self._tensors())
         try:
-            self._advance()
+            self.advance()
         except BaseException:
             if self._held is not None:
                 self._held.release()
@@ -180,10 +180,10 @@ class Pruner:
         self.cycle_step += 1
         if self._scheduler is not None and self.cycle_step % self.steps_per_epoch == 0:
             self._scheduler.step()
-        self._advance()
+        self.advance()
 
-    def _advance(self) -> None:
-        """Carry out phases until one needs training."""
+    def advance(self) -> None:
+        """Carry out phases until one needs training: nothing, unless a cut was interrupted."""
         values: dict[str, Tensor] = {}
         while not self.done:
             self._remember()

@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from driveprune import collectives
 from driveprune.cut import Progress, Seconds
 from driveprune.engine import Engine, EngineName
+from driveprune.finite import Losses, first_not_finite, origin, trained
 from driveprune.gradients import batch_size, cross_entropy, evaluating
-from driveprune.mask import Loss, Mask, buffers, group_of, parameters, restore, sparsity
+from driveprune.mask import Loss, Mask, buffers, group_of, parameters, restore, sparsity, unwrap
 from driveprune.plan import Prune, Rewind, Train, total_steps
 from driveprune.pruner import Pruner
 from driveprune.seeds import seed_for
@@ -35,7 +36,28 @@ Measure = Callable[[nn.Module, Any], Tensor]
 MakePruner = Callable[[Mapping[str, Any] | None, Progress], Pruner]
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
+PATIENCE = 10
+"""With a scaler of losses so many in a row may not be finite: it leaves such a step out and scales down."""
+LOOK = 50
+"""Steps between looks at losses on a GPU, which has to be waited for; those on the CPU are looked at at once."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+Stop = Callable[[], bool]
+"""Whether a training shall stop: asked after each step."""
+
+
+def never() -> bool:
+    """Do not stop.
+
+    >>> never()
+    False
+    """
+    return False
+
+
+class Stopped(KeyboardInterrupt):
+    """A training has stopped because it was asked to; its last checkpoint has all that it had done."""
 
 
 class Source(Protocol):
@@ -151,6 +173,7 @@ def train(
     every: float = 60.0,
     beginning: Beginning | None = None,
     watch: Callable[[Moment], None] = lambda _: None,
+    stop: Stop = never,
 ) -> Trained:
     """Train a network by the plan of a pruner, from its start or from a checkpoint, to the same bits.
 
@@ -169,6 +192,11 @@ def train(
         checkpoints: where states are kept, one every `every` seconds at most.
         beginning: where the dense first steps are kept that other trainings have in common with this one.
         watch: called after each step, and before anything that takes longer.
+        stop: asked after each step whether to stop; then a checkpoint is written and `Stopped` is raised.
+
+    A loss that is not finite is an error (a FloatingPointError) that says at which step it came up and where it
+    began; with "fp16" ten in a row are, for its scaler leaves out a step now and then. Checkpoints, and what comes
+    out, have finite weights.
 
     With several ranks, `data` and `tests` are this rank's share of each batch. Gradients, losses and buffers are
     averaged over all examples at every step, so that all ranks stay the same; the first one keeps the checkpoints and
@@ -188,7 +216,7 @@ def train(
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(enabled=cudnn.enabled, deterministic=True, benchmark=False, allow_tf32=cudnn.allow_tf32)
     training = _Training(
-        model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch, chosen
+        model, optimizer, scheduler, data, loss, tests or {}, measure, precision, seed, watch, chosen, stop
     )
     try:
         with torch.random.fork_rng(devices=devices), exact:
@@ -239,8 +267,9 @@ class _Training:
         seed: int,
         watch: Callable[[Moment], None],
         engine: Engine,
+        stop: Stop,
     ) -> None:
-        self._engine = engine
+        self._engine, self._stop, self._is_asked = engine, stop, False
         self._model, self._optimizer, self._scheduler, self._data = model, optimizer, scheduler, data
         self._loss, self._tests, self._measure, self._seed, self._watch = loss, tests, measure, seed, watch
         self._device = next(model.parameters()).device
@@ -250,7 +279,7 @@ class _Training:
         self.rows: list[Row] = []
         self.seconds: Seconds = defaultdict(float)
         self._steps = self._steps_done = 0
-        self._losses = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._losses = Losses(self._device, PATIENCE if precision == "fp16" else 1)
         self._batches_done = 0
         self._rate = optimizer.param_groups[0]["lr"]
 
@@ -285,6 +314,7 @@ class _Training:
         self._shared_steps = _dense_steps(self.pruner) if beginning is not None else 0
         if state is not None:
             self._load(state)
+            self._tell_pruner(self.pruner.advance)  # it may have been stopped while it cut
         elif beginning is not None and self._shared_steps:
             shared = beginning.load(self._shared_steps, self._usable, making=self._prunes)
             if shared is not None:
@@ -302,7 +332,7 @@ class _Training:
         if not self._prunes:
             self.seconds["training"] += self.seconds.pop("early training", 0.0)
             self.seconds.pop("pruning", None)
-        self._tell_pruner()
+        self._tell_pruner(self.pruner.step)
 
     def _load(self, state: State) -> None:
         self._model.load_state_dict(state["model"])
@@ -315,7 +345,7 @@ class _Training:
         self.rows[:] = state["rows"]
         self.seconds = defaultdict(float, state["seconds"])
         self._steps_done, self._batches_done, self._rate = state["steps_done"], state["batches_done"], state["rate"]
-        self._losses = state["losses"].to(self._device)
+        self._losses.load(state)
 
     def _state(self) -> State:
         self._engine.sync()
@@ -331,29 +361,94 @@ class _Training:
             "steps_done": self._steps_done,
             "batches_done": self._batches_done,
             "rate": self._rate,
-            "losses": self._losses,
+            **self._losses.state(),
         }
 
     # The loop.
 
     def run(self, checkpoints: Checkpoints | None, every: float, beginning: Beginning | None) -> None:
         """Train until the plan has come to its end."""
-        saved = time.perf_counter()
-        while True:
-            if self._is_epoch_due():
-                self._end_epoch()
-            if self.pruner.done:
-                return
-            for batch in self._rest_of_epoch():
-                self._step(batch)
-                if beginning is not None and self._is_shared_end():
-                    beginning.save(self._steps_done, self._state())
-                self._tell_pruner()
-                if checkpoints is not None and time.perf_counter() - saved >= every:
-                    with self._timed("saving"):
-                        self._say("saving")
-                        checkpoints.save(self._state())
-                    saved = time.perf_counter()
+        self._saved, self._saved_step = time.perf_counter(), -1
+        try:
+            while not self._is_through():
+                for batch in self._rest_of_epoch():
+                    self._step(batch)
+                    if beginning is not None and self._is_shared_end():
+                        beginning.save(self._steps_done, self._whole_state())
+                    self._tell_pruner(self.pruner.step)
+                    if checkpoints is not None and time.perf_counter() - self._saved >= every:
+                        self._save(checkpoints)
+                    self._stop_if_asked()
+        except Stopped:
+            if checkpoints is not None and self._steps_done not in {0, self._saved_step}:
+                self._save(checkpoints)
+            raise
+
+    def _is_through(self) -> bool:
+        """Whether the plan has come to its end; an epoch that has ended is measured first."""
+        if self._is_epoch_due():
+            self._check_losses()
+            self._end_epoch()
+        if not self.pruner.done:
+            self._stop_if_asked()
+        return self.pruner.done
+
+    def _stop_if_asked(self) -> None:
+        """Stop, if this process was asked to; several ranks agree on it at each step."""
+        if self._is_asked or (collectives.size() == 1 and self._stop()):
+            raise Stopped
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        with self._timed("saving"):
+            self._say("saving")
+            checkpoints.save(self._whole_state())
+        self._saved, self._saved_step = time.perf_counter(), self._steps_done
+
+    def _whole_state(self) -> State:
+        """The state, which somebody can go on from."""
+        state = self._state()
+        self._check_losses()
+        self._check_weights()
+        return state
+
+    def _check_losses(self, batch: Any = None) -> None:
+        """An error if a loss was not finite; with the batch, if it is the last one, it says where that began."""
+        step = self._losses.broken()
+        if step is None:
+            return
+        is_last = batch is not None and step == self._steps_done + 1
+        with collectives.together():  # on one rank it began
+            if is_last and (began := self._origin(batch)) is not None:
+                raise FloatingPointError(f"{self._broken(step)}: {began}")
+        raise FloatingPointError(self._broken(step))
+
+    def _broken(self, step: int) -> str:
+        """When it was that the loss ceased to be finite."""
+        at = step - 1 - self._steps_done + self.pruner.cycle_step  # of the cycle
+        epoch, batch = divmod(max(at, 0), len(self._data))
+        cycle = f"cycle {self.pruner.cycle + 1}, " if self.pruner.cycle else ""
+        row = f" and at the {PATIENCE - 1} after it" if self._scaler.is_enabled() else ""
+        return f"the loss is not finite at step {step} ({cycle}epoch {epoch + 1}, batch {batch + 1}){row}"
+
+    def _origin(self, batch: Any) -> str | None:
+        """Where it began in the ordinary network, whatever has trained."""
+        if not batch_size(batch):
+            return None
+        self._engine.end()
+        model = unwrap(self._model)
+
+        def again() -> Tensor:
+            self._seed_step()
+            with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+                return self._loss(model, batch)
+
+        return origin(model, batch, again)
+
+    def _check_weights(self) -> None:
+        if (name := first_not_finite(trained(self._model))) is not None:
+            raise FloatingPointError(
+                f"the weights {name} are not finite after step {self._steps_done}: its loss was, but not its gradient"
+            )
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         """The batches of this epoch that are not done yet; none after a rewind."""
@@ -371,25 +466,30 @@ class _Training:
             yield batch
 
     def _begin_epoch(self) -> None:
-        self._losses.zero_()
+        self._losses.begin()
         self._batches_done = 0
 
     def _step(self, batch: Any) -> None:
         """One step of the optimiser."""
         with self._timed("early training" if self.pruner.cuts_left else "training"):
-            counter = (self.pruner.cycle, self.pruner.cycle_step, *((rank,) if (rank := collectives.rank()) else ()))
-            torch.manual_seed(seed_for(self._seed, "step", *counter))
+            self._seed_step()
             if self.pruner.held is not None:
                 self._engine.begin(self.pruner.mask, batch)
             self._engine.follow()
             self._engine.optimizer.zero_grad(set_to_none=True)
             loss = self._backward(batch) if collectives.size() == 1 else self._backward_over_ranks(batch)
+            self._losses.add(loss, self._steps_done + 1)
+            if loss.device.type == "cpu" or self._steps_done % LOOK == 0:
+                self._check_losses(batch)
             self._scaler.step(self._engine.optimizer)
             self._scaler.update()
-            self._losses += loss
             self._batches_done += 1
             self._steps_done += 1
         self._say("early training" if self.pruner.cuts_left else "training")
+
+    def _seed_step(self) -> None:
+        counter = (self.pruner.cycle, self.pruner.cycle_step, *((rank,) if (rank := collectives.rank()) else ()))
+        torch.manual_seed(seed_for(self._seed, "step", *counter))
 
     def _backward(self, batch: Any) -> Tensor:
         """The loss of a batch, and its gradients."""
@@ -403,7 +503,10 @@ class _Training:
         examples = batch_size(batch)
         loss = examples * float(self._backward(batch)) if examples else 0.0
         weights = list(self._engine.model.parameters())
-        all_examples, all_loss, *used = collectives.total(examples, loss, *(w.grad is not None for w in weights))
+        asked, all_examples, all_loss, *used = collectives.total(
+            self._stop(), examples, loss, *(w.grad is not None for w in weights)
+        )
+        self._is_asked = asked > 0
         share = examples / all_examples
         known = buffers(self._engine.model)
         restore(known, dict(zip(known, _averaged(list(known.values()), share), strict=True)))
@@ -413,13 +516,15 @@ class _Training:
             weight.grad = torch.empty_like(weight).copy_(gradient)
         return torch.tensor(all_loss / all_examples)
 
-    def _tell_pruner(self) -> None:
+    def _tell_pruner(self, go_on: Callable[[], None]) -> None:
         """Let the pruner do what the plan has for this moment, and charge the time of a cut."""
         before = dict(self.pruner.seconds)
         cycle = self.pruner.cycle
         if self.pruner.steps_left == 1:  # the plan goes on to something else: with the ordinary network
             self._engine.end()
-        self.pruner.step()
+            self._check_losses()
+            self._check_weights()
+        go_on()
         if self.pruner.cycle != cycle:
             self._begin_epoch()
         self._charge_cuts(before)
@@ -452,7 +557,7 @@ class _Training:
                 "cycle": self.pruner.cycle,
                 "epoch": self.pruner.cycle_step // len(self._data),
                 "rate": self._rate,
-                "loss": float(self._losses) / max(1, self._batches_done),
+                "loss": self._losses.mean(self._batches_done),
                 "sparsity": sparsity(self.pruner.mask),
                 **values,
             }
@@ -460,6 +565,8 @@ class _Training:
         self._say("evaluation")
 
     def _tell_cut(self, number: int, cuts: int) -> None:
+        if collectives.size() == 1 and self._stop():  # several ranks stop after their cut
+            raise Stopped
         self._say("pruning" if cuts == 1 else f"pruning, cut {number} of {cuts}")
 
     def _say(self, work: str) -> None:
