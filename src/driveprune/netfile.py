@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from driveprune.collectives import is_sharded
 from driveprune.files import TensorFile, open_tensors, write_tensors
 from driveprune.gaps import Gaps, decode, encode, entropy_bits
-from driveprune.mask import Mask, check_fits, owners
+from driveprune.mask import Mask, check_fits, check_ordinary, owners
 
 FORMAT = "driveprune-2"
 _KEPT, _HIGH, _LOW = ":kept", ":high", ":low"
@@ -263,6 +263,7 @@ def _check_layer(found: _Content, name: str) -> None:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by their names in the unwrapped model, tied ones under each name."""
+    check_ordinary(model)
     state = {}
     for prefix, module in owners(model):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
