@@ -197,6 +197,10 @@ def test_copies_keep_their_zeros():
         state["0.weight"] = torch.ones_like(state["0.weight"])
         twin.load_state_dict(state)
         assert torch.equal(twin[0].weight != 0, mask["0.weight"])
+        twin.load_state_dict(twin.state_dict(), assign=True)
+        twin.zero_grad()
+        twin(floats(5, 4, 3, 3)).square().sum().backward()
+        assert torch.equal(twin[0].weight.grad != 0, mask["0.weight"])
         assert_near(twin(floats(5, 4, 3, 3)), masked(dp.densify(twin), mask)(floats(5, 4, 3, 3)))
 
 

@@ -84,9 +84,9 @@ class Explanation:
             yield escape(f"fallback: {line}")
         for work, way in () if not self.sparse_share else ((INFERENCE, self.inference), (TRAINING, self.training)):
             yield f"{work}: {_BY[way]}"
-            for each in self.timings:
-                if each.work == work:
-                    yield f"  batch {each.batch}: {_milliseconds(each)}"
+            for timing in self.timings:
+                if timing.work == work:
+                    yield f"  batch {timing.batch}: {_milliseconds(timing)}"
         for line in self.notes:
             yield escape(f"not measured: {line}")
 

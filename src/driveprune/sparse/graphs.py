@@ -189,7 +189,7 @@ class _Named:
 
 def _as_data(graph: fx.Graph) -> list[tuple[Any, ...]]:
     """A graph as rows (name, operation, target, arguments by place and by name)."""
-    numbers = {node: _Place(number) for number, node in enumerate(graph.nodes)}
+    numbers: dict[fx.Node, Any] = {node: _Place(number) for number, node in enumerate(graph.nodes)}
     return [
         (
             node.name,

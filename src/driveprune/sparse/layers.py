@@ -65,7 +65,7 @@ class SparseLayer(nn.Module):
         return {**self.__dict__, "_kept": None, "_written": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         known_as_values(self.weight)
 
     @property

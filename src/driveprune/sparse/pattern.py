@@ -112,15 +112,21 @@ class _Zeros:
     """Asleep in the module that has a held parameter; awake in its copies, where it keeps removed weights at zero."""
 
     def __init__(self, leaf: str, parameter: nn.Parameter, kept: Tensor, *, awake: bool = False) -> None:
-        self._leaf, self._parameter, self._kept, self._awake = leaf, parameter, kept, awake
-        if awake and parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(self._clean_gradient)  # type: ignore[no-untyped-call]
+        self._leaf, self._kept, self._awake = leaf, kept, awake
+        self._take(parameter)
 
     def __call__(self, module: nn.Module, _: Any) -> None:
         """After a state was loaded."""
         parameter = module._parameters.get(self._leaf)
         if self._awake and parameter is not None:
             self._clean(parameter.data)
+            if parameter is not self._parameter:  # loaded with assign=True
+                self._take(parameter)
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        self._parameter = parameter
+        if self._awake and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self._clean_gradient)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _awake, (self._leaf, self._parameter, self._kept)
