@@ -1,7 +1,7 @@
 """Does `layers="auto"` keep a network from becoming slower? Networks in the styles of others, dense against auto.
 
 python benchmarks/auto.py                      # about 15 minutes on 2 cores
-python benchmarks/auto.py --sparsity 0.98 --seconds 3
+python benchmarks/auto.py --sparsity 0.98 --seconds 3 --threads 1
 
 The networks are small ones in the styles of MobileNet, squeeze-and-excitation, RegNet, ConvNeXt, DenseNet, and of
 timm's normalisations that have an activation inside; masks are random. Dense is the ordinary network, zeros in place,
@@ -250,7 +250,9 @@ if __name__ == "__main__":
     parser.add_argument("--sparsity", type=float, nargs="*", default=[0.9, 0.98])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--networks", nargs="*", default=list(NETS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
+    torch.set_num_threads(given.threads)
     measure.write("auto", [
         row for name in given.networks for sparsity in given.sparsity for row in rows(name, sparsity, given.seconds)
     ])  # fmt: skip
