@@ -110,6 +110,21 @@ def test_auto_measures_and_says_what_it_took():
     assert trained.engine == ("sparse" if trained.speedup >= 1.05 else "dense")
 
 
+@pytest.mark.parametrize(("dense", "engine"), [(1.06, "sparse"), (1.04, "dense"), (0.5, "dense")])
+def test_auto_follows_the_measurement(monkeypatch, dense, engine):
+    """Of a step with the loss and a batch of the training, on copies."""
+    called = []
+
+    def timed(jobs):
+        called.append([job() for job in jobs.values()])
+        return {"dense": dense, "sparse": 1.0}
+
+    monkeypatch.setattr("driveprune.engine.timed", timed)
+    _, trained = fitted("auto")
+    assert called == [[None, None]]
+    assert (trained.engine, trained.speedup) == (engine, dense)
+
+
 def test_a_synced_optimiser_has_the_moments_of_the_sparse_one():
     model, (x, y) = net(dropout=0.0), images(20)
     optimizer = torch.optim.Adam(model.parameters())

@@ -19,7 +19,7 @@ from driveprune.preview import Preview, preview
 from driveprune.pruner import Pruner
 from driveprune.recipes import Recipe
 from driveprune.selection import keep_top
-from driveprune.sparse import densify, sparsify
+from driveprune.sparse import Explanation, SparseWarning, densify, explain, sparsify
 from driveprune.summary import Summary, summary
 from driveprune.train import Trained
 
@@ -29,6 +29,7 @@ __all__ = [
     "CollapseWarning",
     "CompactWarning",
     "Data",
+    "Explanation",
     "Gains",
     "Held",
     "Images",
@@ -41,6 +42,7 @@ __all__ = [
     "Reinit",
     "Rewind",
     "Shuffle",
+    "SparseWarning",
     "Summary",
     "Train",
     "Trained",
@@ -50,6 +52,7 @@ __all__ = [
     "datasets",
     "densify",
     "effective_sparsity",
+    "explain",
     "fit",
     "hold",
     "keep_top",

@@ -6,6 +6,7 @@ import copy
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from driveprune.compact import compact
 from driveprune.graph import Inputs, inputs_of
 from driveprune.mask import apply, check_fits, sparsity, unwrap
 from driveprune.screen import Screen
-from driveprune.sparse import sparsify
+from driveprune.sparse import SparseWarning, explain, sparsify
 from driveprune.summary import summary
 
 SECONDS = 2.0
@@ -81,6 +82,8 @@ class Bench:
     """How many processes wanted to run before it began; None where the system does not tell."""
     left_out: tuple[str, ...] = ()
     """What could not be measured, and why."""
+    sparse_share: float = 1.0
+    """How many of the masked weights are in layers that the sparse kernels know."""
 
     @property
     def title(self) -> str:
@@ -98,6 +101,11 @@ class Bench:
             found.append("nothing is gained on this machine: stay with the dense network")
         elif lost:
             found.append(f"nothing is gained in {'; '.join(lost)}: stay with the dense network there")
+        if self.sparse_share < 0.5:
+            found.append(
+                f"only {self.sparse_share:.0%} of the masked weights are in layers that the sparse kernels know: "
+                "print(dp.explain(dp.sparsify(model, mask, example)))"
+            )
         cores = os.cpu_count() or 1
         if self.load is not None and self.load > 0.5 * cores:
             found.append(f"the machine was busy (load {self.load:.1f} on {cores} cores): these times are rough")
@@ -190,6 +198,7 @@ def bench(
         for work, train in ((INFERENCE, False), (STEP, True)):
             tell(f"preparing {work}")
             dense, sparse = _pair(plain, mask, inputs, train=train)
+            share = explain(sparse).sparse_share
             for size in sizes:
                 tell(f"{work}, batch {size}")
                 try:
@@ -199,7 +208,7 @@ def bench(
                     continue
                 timings.append(Timing(work, size, **seconds))
     density = None if facts.macs is None or not facts.dense_macs else facts.macs / facts.dense_macs
-    return Bench(tuple(timings), sparsity(mask), density, used, load, tuple(left_out))
+    return Bench(tuple(timings), sparsity(mask), density, used, load, tuple(left_out), share)
 
 
 def _sizes(batches: Iterable[int]) -> list[int]:
@@ -244,7 +253,9 @@ def _pair(
         small_mask = getattr(small, "mask", mask)
     except ValueError:  # a network that cannot be traced runs without its dead channels removed
         pass
-    sparse = sparsify(small, small_mask, inputs).train(train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SparseWarning)  # the notes say it
+        sparse = sparsify(small, small_mask, inputs).train(train)
     return source.to(memory_format=torch.channels_last), sparse  # type: ignore[call-overload]
 
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import copy
-import time
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from driveprune.collectives import from_first
 from driveprune.mask import Loss
-from driveprune.sparse import sparsify, write_back
+from driveprune.sparse import SparseWarning, sparsify, write_back
 from driveprune.sparse.carry import carried
+from driveprune.sparse.choice import timed, undisturbed
 
 EngineName = Literal["dense", "sparse", "auto"]
 ENGINES = ("dense", "sparse", "auto")
 
 PAYS = 1.05
 """So many times as fast must the sparse form be, in a measurement, to be used by "auto"."""
-
-TURNS = 3
-"""How often both are measured; the first time does not count."""
 
 
 def engine_of(name: str) -> EngineName:
@@ -69,7 +67,10 @@ class Engine:
                     f"the sparse engine needs batches (x, y) with a tensor x, got {type(batch).__name__}"
                 )
             return
-        net, optimizer = sparsify(self._dense, mask, batch[0][:2], self._dense_optimizer, layers="sparse")
+        with warnings.catch_warnings():
+            if self.name == "auto":  # which goes back to the ordinary network, if little of it is sparse
+                warnings.simplefilter("ignore", SparseWarning)
+            net, optimizer = sparsify(self._dense, mask, batch[0][:2], self._dense_optimizer, layers="sparse")
         if self.name == "auto":
             self.speedup = from_first(lambda: self._measured(net, batch))
             if self.speedup < PAYS:
@@ -98,14 +99,13 @@ class Engine:
         self.model, self.optimizer, self._decided = self._dense, self._dense_optimizer, False
 
     def _measured(self, net: nn.Module, batch: Any) -> float:
-        """How many times as fast a sparse network goes forward and back; in turn: both are disturbed alike."""
-        twins = copy.deepcopy(self._dense), copy.deepcopy(net)
-        times: tuple[list[float], ...] = [], []
-        with torch.random.fork_rng(devices=[]):
-            for _ in range(TURNS):
-                for twin, mine in zip(twins, times, strict=True):
-                    start = time.perf_counter()
-                    self._loss(twin, batch).backward()  # type: ignore[no-untyped-call]
-                    mine.append(time.perf_counter() - start)
-        dense, sparse = (min(mine[1:]) for mine in times)
-        return dense / sparse
+        """How many times as fast a sparse network goes forward and back, with the loss of the training."""
+
+        def step(twin: nn.Module) -> None:
+            twin.zero_grad(set_to_none=True)
+            self._loss(twin, batch).backward()  # type: ignore[no-untyped-call]
+
+        with undisturbed():
+            dense, sparse = copy.deepcopy(self._dense), copy.deepcopy(net)
+            seconds = timed({"dense": partial(step, dense), "sparse": partial(step, sparse)})
+        return seconds["dense"] / seconds["sparse"]

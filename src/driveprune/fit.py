@@ -19,7 +19,7 @@ from driveprune.collectives import rank, share_of, size
 from driveprune.cut import Budget, Progress
 from driveprune.engine import EngineName
 from driveprune.gradients import batch_size, cross_entropy, generators_of
-from driveprune.mask import Loss
+from driveprune.mask import Loss, check_ordinary
 from driveprune.progress import shown
 from driveprune.pruner import Pruner
 from driveprune.recipes import Recipe
@@ -99,6 +99,7 @@ def fit(
     60
 
     """
+    check_ordinary(model)
     chosen = _recipe(recipe, epochs)
     device = next(model.parameters()).device
     if channels_last:

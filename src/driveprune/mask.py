@@ -31,6 +31,7 @@ _WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _NEVER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _BY_INCLUDE_ONLY = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
 _PARAMETRISED = ("_g", "_v", "_orig")  # the endings that old weight_norm and torch's prune give to weights
+_SPARSE = "_made_by_sparsify"
 _NO_WEIGHTS = ("pos", "emb", "token", "bias", "table")
 _WEIGHTS = re.compile(r"weight|expert|kernel|proj|matri|filter|(^|[._])(w[qkvogi]?|[qkvor])\d*($|[._])")
 """What modules of other makes than torch's call their weights: `weight`, `gate_up_proj`, `W`, `w1`, `wq`, `q`."""
@@ -71,6 +72,19 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def mark_sparse(module: nn.Module) -> None:
+    """Say of a module that it is a sparse network, or a layer of one."""
+    module.__dict__[_SPARSE] = True
+
+
+def check_ordinary(model: nn.Module) -> None:
+    """An error for a sparse network: what works on weights and masks needs weights of the masks' shapes."""
+    for prefix, module in owners(model):
+        if _SPARSE in module.__dict__:
+            part = f", or a part of one ({prefix.rstrip('.')})" if prefix else ""
+            raise ValueError(f"this is a sparse network made by sparsify{part}: call densify(model) first")
 
 
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
@@ -151,6 +165,7 @@ def prunable(
 
 def _occurrences(model: nn.Module) -> Iterator[tuple[nn.Parameter, list[str], list[nn.Module]]]:
     """Each parameter with all its names and the modules that hold it (more than one where it is tied)."""
+    check_ordinary(model)
     reshard(model)
     found: dict[nn.Parameter, tuple[list[str], list[nn.Module]]] = {}
     for prefix, module in owners(model):

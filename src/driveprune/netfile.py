@@ -24,7 +24,7 @@ from driveprune.collectives import is_sharded
 from driveprune.container import Kind, checked_shape
 from driveprune.files import TensorFile, parsed_json, read_file, write_tensors
 from driveprune.gaps import Gaps, checked, common, decode, encode, entropy_bits
-from driveprune.mask import Mask, check_fits, owners
+from driveprune.mask import Mask, check_fits, check_ordinary, owners
 
 FORMAT = "driveprune-2"
 _KEPT, _HIGH, _LOW = ":kept", ":high", ":low"
@@ -372,6 +372,7 @@ def _check_layer(found: _Content, name: str) -> None:
 
 def _state(model: nn.Module, *, values: bool = True) -> dict[str, Tensor]:
     """Parameters and persistent buffers by their names in the unwrapped model, tied ones under each name."""
+    check_ordinary(model)
     state = {}
     for prefix, module in owners(model):
         if type(module).get_extra_state is not nn.Module.get_extra_state:

@@ -52,7 +52,7 @@ def trace(model: nn.Module, *, training: bool = False, leaves: tuple[type[nn.Mod
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, leaves: tuple[type[nn.Module], ...]) -> None:
+    def __init__(self, leaves: tuple[type[nn.Module], ...] = ()) -> None:
         super().__init__()
         self._leaves = leaves
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from driveprune.mask import Mask, apply, check_fits, owners, parameters
+from driveprune.mask import Mask, apply, check_fits, check_ordinary, owners, parameters
 
 _VALUES, _MASK = "_orig", "_mask"
 
@@ -24,6 +24,7 @@ def from_torch(model: nn.Module) -> Mask:
     >>> list(net.state_dict()), int(mask["weight"].sum())
     (['bias', 'weight'], 2)
     """
+    check_ordinary(model)
     kept: dict[nn.Parameter, Tensor] = {}
     for _, module in owners(model):
         for leaf in [name.removesuffix(_VALUES) for name in module._parameters if name.endswith(_VALUES)]:

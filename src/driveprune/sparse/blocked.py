@@ -81,6 +81,13 @@ class Kernel:
     def __deepcopy__(self, _: Any) -> Kernel:
         return self  # nothing in it changes
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        one = self.layer
+        sides = one.outputs, one.inputs, *one.kernel
+        places = np.ravel_multi_index(tuple(one.places.T), sides) if one.places.size else np.zeros(0, np.int64)
+        small = places.astype(np.int32 if np.prod(sides, dtype=np.int64) < 2**31 else np.int64)
+        return _kernel, (sides, one.stride, one.padding, one.dilation, small)
+
     def tiling(self, make: Callable[[Layer, int, int, int], Tiling], height: int, width: int, blocks: int) -> Tiling:
         """The tables for a size of image."""
         key, known = (make, height, width, blocks), self._tilings
@@ -176,6 +183,12 @@ class Kernel:
                 _scratch(count, tiling), sums, tiling.slots, found,
             )  # fmt: skip
         return dx, found
+
+
+def _kernel(sides: Any, stride: Any, padding: Any, dilation: Any, places: Any) -> Kernel:
+    """A kernel from the places of its weights in the flattened full tensor."""
+    rows = np.stack(np.unravel_index(places, sides), 1).astype(np.int64)
+    return Kernel(Layer(sides[0], sides[1], (sides[2], sides[3]), stride, padding, dilation, rows))
 
 
 def shares(count: int, jobs: int) -> tuple[int, int]:

@@ -1,17 +1,26 @@
-"""Whether a layer is faster sparse or with its zeros filled in, by a measurement on this machine."""
+"""What is faster sparse, and what with its zeros filled in, measured on this machine: layers, and networks."""
 
 from __future__ import annotations
 
+import copy
 import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune.compiled import threads
+from driveprune.graph import Inputs, total
 from driveprune.sparse.blocked import convolve, pack, unpack
-from driveprune.sparse.layers import SparseLayer
+from driveprune.sparse.layers import SparseLayer, Way, Ways
 
 BATCH = 32
 """Images to measure with."""
@@ -75,3 +84,204 @@ def _seconds(prepare: Callable[[], Callable[[], object]]) -> float:
             work()
         times.append(time.perf_counter() - start)
     return min(times[1:])
+
+
+INFERENCE, TRAINING = "inference", "training step"
+
+NO_SLOWER = 0.97
+"""The sparse kernels are used if they take less than this share of torch's time: a measurement is not exact."""
+
+TOKEN = 4
+"""An example of no more than so many inputs shows what an input is, not how large batches are."""
+
+CLEAR = 1.5
+"""What takes so many times as long as the fastest is not measured any more."""
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 100
+STEADY = 1.05
+"""The fastest two of a job's times must agree so well: on a busy machine, many are far too long."""
+ENOUGH_SECONDS, LONGEST_SECONDS = 0.25, 2.0
+"""For one comparison: in any case, for what is quick; and at most, if times are not steady or passes are slow."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a pass of a whole network takes, in seconds, by each way; and the way that was chosen."""
+
+    work: str
+    """Inference or a training step."""
+    batch: int
+    seconds: Mapping[Way, float]
+    chosen: Way
+
+    @property
+    def sparse(self) -> float:
+        """By the sparse kernels."""
+        return self.seconds["sparse"]
+
+    @property
+    def dense(self) -> float:
+        """By torch, with zeros filled in: the ordinary network."""
+        return self.seconds["dense"]
+
+
+def choose(
+    net: nn.Module, ways: Ways, inputs: Inputs, shared: Iterable[object] = ()
+) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
+    """Measure a whole network on a copy of it, and set the ways that its layers are computed.
+
+    Args:
+        net: a network with sparse layers.
+        ways: what these layers have in common, to be set.
+        inputs: an example.
+        shared: what the copy need not copy.
+
+    Returns:
+        What was measured, and what could not be, in words.
+
+    """
+    twin = copy.deepcopy(net, {id(each): each for each in shared})
+    own = next(module.ways for module in twin.modules() if isinstance(module, SparseLayer))
+    size = batch_of(inputs)
+    token = size <= TOKEN
+    works: list[tuple[str, list[int]]] = [(INFERENCE, [size, max(size, BATCH)] if token else [size])]
+    if any(weight.requires_grad for weight in net.parameters()):
+        works.append((TRAINING, [BATCH if token else size]))
+    found: list[Measured] = []
+    notes: list[str] = []
+    with undisturbed():
+        for work, sizes in works:
+            times = {each: _times(twin, own, work, repeated(inputs, size, each)) for each in sizes}
+            known = {each: value for each, value in times.items() if not isinstance(value, str)}
+            notes += [f"{work}, batch {each}: {why}" for each, why in times.items() if isinstance(why, str)]
+            way = fastest_way(list(known.values())) if known else "sparse"
+            _set(ways, work, way)
+            found += [Measured(work, each, value, way) for each, value in known.items()]
+    if not any(each.work == TRAINING for each in found):
+        ways.training = ways.inference
+    return tuple(found), tuple(notes)
+
+
+def fastest_way(times: Sequence[Mapping[Way, float]]) -> Way:
+    """The way for one kind of work, from its times at one or more sizes of batches.
+
+    Sparse, if it is faster somewhere and nowhere slower, each by more than a measurement is inexact; else the one of
+    torch's that is never far from the faster of both.
+
+    >>> fastest_way([{"sparse": 1.0, "dense": 2.0}, {"sparse": 1.0, "dense": 1.01}])
+    'sparse'
+    >>> fastest_way([{"sparse": 1.0, "dense": 2.0}, {"sparse": 1.0, "dense": 0.9}])
+    'dense'
+    """
+    torchs: list[dict[Way, float]] = [{way: each[way] for way in each if way != "sparse"} for each in times]
+    if all("sparse" in each for each in times):
+        shares = [each["sparse"] / min(others.values()) for each, others in zip(times, torchs, strict=True)]
+        if max(shares) <= 1 / NO_SLOWER and min(shares) < NO_SLOWER:
+            return "sparse"
+    common = [way for way in torchs[0] if all(way in each for each in torchs)]
+    worst = {way: max(each[way] / min(each.values()) for each in torchs) for way in common}
+    best: Way = min(worst, key=worst.__getitem__)
+    return "dense" if worst.get("dense", math.inf) * NO_SLOWER <= worst[best] else best
+
+
+def _set(ways: Ways, work: str, way: Way) -> None:
+    if work == INFERENCE:
+        ways.inference = way
+    else:
+        ways.training = way
+
+
+def _times(twin: nn.Module, own: Ways, work: str, inputs: Inputs) -> dict[Way, float] | str:
+    """The time of a pass by each way; or why there is none."""
+    before = [(module, module.training) for module in twin.modules()]
+    if work == INFERENCE or not twin.training:
+        twin.train(work == TRAINING)
+    images = any(isinstance(module, SparseLayer) and module.dims == 4 for module in twin.modules())
+    wanted: tuple[Way, ...] = ("dense", "channels last", "sparse") if images else ("dense", "sparse")
+    jobs = {way: partial(_pass, twin, own, way, work == TRAINING, inputs) for way in wanted}
+    try:
+        return timed(jobs)
+    except Exception as error:  # the network's own code, which may refuse this batch
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _pass(twin: nn.Module, own: Ways, way: Way, training: bool, inputs: Inputs) -> None:
+    """One pass, in training with the way back."""
+    own.inference = own.training = way
+    with torch.set_grad_enabled(training):
+        output = twin(*inputs.args, **inputs.kwargs)
+        if training:
+            twin.zero_grad(set_to_none=True)
+            total(output).backward()  # type: ignore[no-untyped-call]
+
+
+def timed(jobs: Mapping[Way, Callable[[], object]]) -> dict[Way, float]:
+    """The least seconds of each job, run in turn, so that what else runs disturbs them alike.
+
+    The first run of each may compile kernels and makes tables: it does not count. What is clearly slower than the
+    fastest runs once more, and not again.
+    """
+    for job in jobs.values():
+        job()
+    seconds: dict[Way, list[float]] = {way: [] for way in jobs}
+    start = time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        near = _near(seconds)
+        if len(near) < 2 or _is_enough([seconds[way] for way in near], time.perf_counter() - start):
+            break
+        for way in near if number % 2 == 0 else reversed(near):
+            begin = time.perf_counter()
+            jobs[way]()
+            seconds[way].append(time.perf_counter() - begin)
+    return {way: min(each) for way, each in seconds.items()}
+
+
+def _near(seconds: Mapping[Way, list[float]]) -> list[Way]:
+    """What may be the fastest, as far as is known."""
+    best = min((min(each) for each in seconds.values() if each), default=math.inf)
+    return [way for way, each in seconds.items() if not _is_steady(each) or min(each) < CLEAR * best]
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    return len(times) >= LEAST_ROUNDS and sorted(times)[1] <= STEADY * min(times)
+
+
+def _is_enough(times: Sequence[Sequence[float]], spent: float) -> bool:
+    """Whether times are known well enough, after so many seconds."""
+    return (spent > ENOUGH_SECONDS and all(map(_is_steady, times))) or (
+        spent > LONGEST_SECONDS and min(map(len, times)) > 1
+    )
+
+
+def batch_of(inputs: Inputs) -> int:
+    """The number of examples in an example: the length of its first tensor."""
+    leaves = [leaf for leaf in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    return len(leaves[0]) if leaves else 1
+
+
+def repeated(inputs: Inputs, size: int, wanted: int) -> Inputs:
+    """An example of so many inputs as a batch of another size: the same again and again."""
+    if wanted == size or not size:
+        return inputs
+
+    def longer(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != size:
+            return leaf
+        return leaf.detach()[torch.arange(wanted) % size]
+
+    return Inputs(*tree_map(longer, (inputs.args, inputs.kwargs)))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """All random numbers go on afterwards as if nothing had been drawn."""
+    python, numbers = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)

@@ -6,7 +6,6 @@ and the ReLU that follow it into one step.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -233,12 +232,14 @@ class Region:
         self._folded = {step.output: Folded(step.module, step.norm) for step in self.steps if step.kind == "layer"}
         self._known: dict[tuple[Any, ...], FlatRegion | BatchRegion | TrainingRegion | None] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
-        other = object.__new__(Region)
-        other.steps, other.inputs, other.outputs = copy.deepcopy(self.steps, memo), self.inputs, self.outputs
-        other._dims, other._known = self._dims, {}
-        other._folded = {step.output: Folded(step.module, step.norm) for step in other.steps if step.kind == "layer"}
-        return other
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a file needs; all else is made again."""
+        return {name: self.__dict__[name] for name in ("steps", "inputs", "outputs", "_dims")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._folded = {step.output: Folded(step.module, step.norm) for step in self.steps if step.kind == "layer"}
+        self._known = {}
 
     def fits(self, *tensors: Any) -> bool:
         """Whether inputs are batches of the same number of images, each of as many dimensions as the example's."""

@@ -41,6 +41,23 @@ class Version:
         return self._marks == _marks(tensors)
 
 
+class VersionOfOne:
+    """The version of one tensor: asked before each call of a layer."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._held = tensor, tensor.detach()
+        try:
+            self._mark: tuple[int, ...] = _Steps.count, tensor.data_ptr(), tensor._version
+        except RuntimeError:  # a tensor made in inference mode
+            self._mark = ()
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether this is the same tensor, and unchanged."""
+        if not self._mark or self._tensor is not tensor:
+            return False
+        return self._mark == (_Steps.count, tensor.data_ptr(), tensor._version)
+
+
 _writes = attrgetter("_version")
 
 
