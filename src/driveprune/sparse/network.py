@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from driveprune import traced
 from driveprune.compact import SameDropout
-from driveprune.graph import inputs_of
+from driveprune.graph import Inputs, inputs_of
 from driveprune.hold import hold
 from driveprune.mask import Mask, apply, check_fits, unwrap
 from driveprune.sparse.carry import Successor, carried
@@ -89,15 +89,10 @@ def sparsify(
         held = hold(net, new if _trains(new, net, rest) else None, rest) if rest else None
         made = Made(Origin(_skeleton(plain), held), Mask(mask, getattr(mask, "provenance", {})), Ways(), graphs)
         made.reasons = reasons(plain, mask, sparse)
-        for layer in replaced.values():
-            layer.ways = made.ways
         _set_modes(net, plain)
         watch(net, mask, rest)
         remember(net, made)
-        if not replaced:
-            made.ways.inference = made.ways.training = "dense"
-        elif layers == "auto":
-            made.timings, made.notes = choose(net, made.ways, inputs, shared=(made.origin, made.mask))
+        _choose_ways(net, made, inputs, list(replaced.values()), measure=layers == "auto")
     _warn_of_a_small_share(made, sparse)
     return net if new is None else (net, new)
 
@@ -148,6 +143,16 @@ def write_back(model: nn.Module, dense: nn.Module) -> dict[Tensor, Successor]:
         tensor.requires_grad_(own[name].requires_grad)
         found[own[name]] = Successor(tensor, convert)
     return found
+
+
+def _choose_ways(net: nn.Module, made: Made, inputs: Inputs, layers: list[SparseLayer], *, measure: bool) -> None:
+    """Who computes the sparse layers, in one decision for all of them."""
+    for layer in layers:
+        layer.ways = made.ways
+    if not layers:
+        made.ways.inference = made.ways.training = "dense"
+    elif measure:
+        made.timings, made.notes = choose(net, made.ways, inputs, shared=(made.origin, made.mask))
 
 
 def _warn_of_a_small_share(made: Made, sparse: set[str]) -> None:
