@@ -167,7 +167,7 @@ def notes(group: Group) -> list[str]:
         lines.append(f"imp trains {epochs:g} epochs before its last cut here, {PAPER_IMP_EPOCHS} in the paper")
     if group.data == "tiny-imagenet" and "snip" in group.methods:
         lines.append("the paper prints the same SNIP numbers for VGG-16 and ResNet-18 on Tiny ImageNet: a slip")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _unstable(group: Group) -> list[str]:
