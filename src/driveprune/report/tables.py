@@ -175,8 +175,8 @@ def _unstable(group: Group) -> list[str]:
     cells = _in_order(group)
     unstable = [f"{_place(cell)} {_listed(cell.seeds('unstable'))}" for cell in cells if cell.seeds("unstable")]
     weak = [_place(cell) for cell in cells if len(cell.seeds("weak")) == len(cell.runs)]
-    lines = [f"{DAGGER} unstable, far below the other seeds or the dense network: {'; '.join(unstable)}"]
-    lines = lines if unstable else []
+    said = f"{DAGGER} unstable, far below the other seeds, the dense network or its own beginning"
+    lines = [f"{said}: {'; '.join(unstable)}"] if unstable else []
     if weak:
         lines.append(f"weak, far below the dense network with every seed: {'; '.join(weak)}")
     return lines
