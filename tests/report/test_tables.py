@@ -168,3 +168,14 @@ def test_nothing_that_a_terminal_obeys_is_printed():
     failed = unfinished("force", 0.9, "failed", error="\x1b]0;title\x07\x1b[2J no")
     (group,) = groups([failed])
     assert not any("\x1b" in line for line in tables.unfinished(group))
+
+
+def test_the_processor_that_a_foreign_result_names_is_shown_as_text():
+    odd = run("snip", 0.9, 0.5)
+    odd.result["environment"]["machine"] |= {"model": "\x1b[2J<b>", "instructions": 5}
+    (group,) = groups([odd, run("snip", 0.9, 0.6, seed=1)])
+    (line,) = [line for line in tables.notes(group) if line.startswith("computed on ")]
+    assert "\x1b" not in line
+    assert "<b>, 5 (1 run)" in line
+    assert any("other last bits" in line for line in tables.notes(group))
+    assert "<b>, 5" in tables.runs_csv([group])

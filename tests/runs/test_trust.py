@@ -123,6 +123,7 @@ def test_with_a_matching_checksum_or_trust_it_runs(foreign_store):
     told = command("run", "--spec", spec, "--runs", "again", "--json")
     assert told.exit_code == 0, told.output
     assert foreign_store.ran()
+    assert f"loading: the spec's model evil_plain.net: {foreign_store.root / 'evil_plain.py'}" in told.stderr
     assert json.loads(told.stdout)["id"] == spec.parent.name
     foreign_store.mark.unlink()
     del sys.modules["evil_plain"]

@@ -59,7 +59,7 @@ from driveprune.runs.spec import DENSE, Spec, make_spec
 from driveprune.runs.store import read_run
 from driveprune.runs.sweep import Hire, grid
 from driveprune.runs.sweep import sweep as run_all
-from driveprune.runs.trust import check_trusted, code_here, names_code
+from driveprune.runs.trust import check_trusted, code_here, foreign, names_code
 from driveprune.screen import Screen, as_markup
 
 
@@ -146,6 +146,9 @@ def _repeated(path: Path, options: Mapping[str, str], trust: bool) -> Spec:
     wanted = Spec.from_json(read_json(path))
     with code_here(names_code(wanted)):
         check_trusted(wanted, trust)
+    for each in foreign(wanted):
+        where = as_markup(f"the spec's {each.what} {each.name}: {each.place}")
+        Screen(stderr=True).print(f"[yellow]loading:[/] {where}", highlight=False, soft_wrap=True)
     return wanted
 
 

@@ -145,7 +145,8 @@ class Group:
     def processors(self) -> list[str]:
         """What the finished runs were computed on: the same bits are to be had on the same kind only."""
         counts = Counter(processor(run) for cell in self.cells.values() for run in cell.runs)
-        return [name if len(counts) == 1 else f"{name} ({count} runs)" for name, count in counts.most_common()]
+        said = (f"{name} ({count} run{'' if count == 1 else 's'})" for name, count in counts.most_common())
+        return list(counts) if len(counts) == 1 else list(said)
 
     @property
     def repeats(self) -> int:

@@ -108,7 +108,7 @@ def _alone(result: Mapping[str, Any], last: float, dense: float | None) -> Findi
         return Finding("unstable", f"{_points(before[-1] - last)} below its own accuracy before the cut")
     if last < LOST[1] and (losses := _loss(result, LEARNT)) is not None:
         said = f"its training loss ends at {losses[1]:.2f}, after {losses[0]:.2f} in the first epoch"
-        return Finding("unstable", f"{said}: it never learnt again what it knew before its cut, or nothing at all")
+        return Finding("unstable", f"{said}: it has learnt nothing since")
     return Finding("sound")
 
 

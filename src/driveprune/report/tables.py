@@ -167,7 +167,7 @@ def notes(group: Group) -> list[str]:
         lines.append(f"imp trains {epochs:g} epochs before its last cut here, {PAPER_IMP_EPOCHS} in the paper")
     if group.data == "tiny-imagenet" and "snip" in group.methods:
         lines.append("the paper prints the same SNIP numbers for VGG-16 and ResNet-18 on Tiny ImageNet: a slip")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _unstable(group: Group) -> list[str]:
@@ -175,8 +175,8 @@ def _unstable(group: Group) -> list[str]:
     cells = _in_order(group)
     unstable = [f"{_place(cell)} {_listed(cell.seeds('unstable'))}" for cell in cells if cell.seeds("unstable")]
     weak = [_place(cell) for cell in cells if len(cell.seeds("weak")) == len(cell.runs)]
-    lines = [f"{DAGGER} unstable, far below the other seeds or the dense network: {'; '.join(unstable)}"]
-    lines = lines if unstable else []
+    said = f"{DAGGER} unstable, far below the other seeds, the dense network or its own beginning"
+    lines = [f"{said}: {'; '.join(unstable)}"] if unstable else []
     if weak:
         lines.append(f"weak, far below the dense network with every seed: {'; '.join(weak)}")
     return lines
