@@ -11,8 +11,8 @@ ORDER = [
     "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise", "selection",
     "schedule", "gradients", "double", "signals", "twin", "graph", "plan", "methods", "cut", "hold", "pruner", "gaps",
     "netfile", "models", "summary", "preview", "traced", "atoms", "channels", "zeros", "alike", "compact", "sparse",
-    "engine", "export", "delivery", "bench", "batches", "archives", "datasets", "recipes", "finite", "train", "progress",
-    "fit", "runs", "report", "integrations", "cli",
+    "engine", "export", "delivery", "bench", "batches", "archives", "datasets", "recipes", "finite", "train",
+    "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 
 
