@@ -234,7 +234,7 @@ def test_sizes_that_a_file_names_are_compared_with_its_shapes_before_anything_is
     real = []
     build = dp.models.build
     monkeypatch.setattr(dp.models, "build", lambda **kwargs: real.append(build(**kwargs)) or real[-1])
-    assert _network_of(path, None, None, 10)[1] == (1, 8, 8)
+    assert _network_of(path, {}, None, None, 10)[1] == (1, 8, 8)
     assert len(real) == 2
     tensors, metadata = read_tensors(path)
     odd = {**metadata, "provenance": json.dumps({"network": {**sizes, **change}})}
@@ -246,7 +246,7 @@ def test_sizes_that_a_file_names_are_compared_with_its_shapes_before_anything_is
         monkeypatch.setattr(netfile, "_check_layer", _trusting)
     write_tensors(path, tensors, odd)
     with pytest.raises(ValueError, match=message):
-        _network_of(path, None, None, 10)
+        _network_of(path, {}, None, None, 10)
     assert all(parameter.is_meta for each in real[2:] for parameter in each.parameters())
 
 

@@ -64,7 +64,7 @@ def target(data: bytes, folder: Path) -> None:
             _compare(snapshot(model), path)
             model.load_state_dict(before)
     with contextlib.suppress(ValueError):
-        _network_of(path, None, None, 10)
+        _network_of(path, {}, None, None, 10)
     outline = netfile.outline(path)
     common = netfile.shared(path, path)
     assert {name: each.both for name, each in common.items()} == outline.kept
