@@ -52,6 +52,10 @@ CHANGES = {
     "offsets beyond the end": lambda head: changed(head, data_offsets=[1 << 40, (1 << 40) + 48]),
     "negative offsets": lambda head: changed(head, data_offsets=[-48, 0]),
     "offsets that are no numbers": lambda head: changed(head, data_offsets=[0.0, 48.0]),
+    "a name that is no text": lambda head: {
+        ("\ud800" if name == "a" else name): entry for name, entry in head.items()
+    },
+    "metadata that are no text": lambda head: {**head, "__metadata__": {"a": "\ud800"}},
     "one offset": lambda head: changed(head, data_offsets=[48]),
     "a tensor too few": lambda head: {name: entry for name, entry in head.items() if name != "b"},
 }

@@ -162,6 +162,8 @@ def _zip_members(archive: zipfile.ZipFile, left: int) -> Iterator[_Member]:
     for info in archive.infolist():
         if S_ISLNK(info.external_attr >> 16):
             raise ValueError(f"its member {info.filename!r} is a link")
+        if not info.filename:
+            raise ValueError("it has a member without a name")
         left -= info.file_size + tarfile.BLOCKSIZE
         _check_left(left)
         yield info.filename, None if info.is_dir() else archive.open(info)

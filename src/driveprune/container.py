@@ -56,6 +56,8 @@ def checked_head(content: Any, body: int) -> Head:
     metadata = content.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise TypeError("its metadata are no names and texts")
+    for text in (*content, *metadata, *metadata.values()):
+        text.encode()  # an error for halves of letters, which are no text of the format
     kinds, ranges = {}, {}
     for name, entry in content.items():
         if not isinstance(entry, Mapping) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:

@@ -127,3 +127,10 @@ def test_the_real_one():
     compare(data, folder / FOLDER)
     greys = [(image[0] == image[1]).all() and (image[0] == image[2]).all() for image in data.train.x]
     assert 0 < sum(map(bool, greys)) < len(greys)
+
+
+def test_lists_that_are_no_text_are_named(tmp_path):
+    (tmp_path / "tiny-imagenet-200").mkdir()
+    (tmp_path / "tiny-imagenet-200" / "wnids.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"wnids\.txt is no text"):
+        datasets.load("tiny-imagenet", tmp_path)

@@ -143,8 +143,7 @@ def _array(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], 
     try:
         with open_regular(path) as whole, ZipFile(whole) as archive, archive.open(f"{name}.npy") as file:
             _check_size(archive.getinfo(f"{name}.npy"), name)
-            read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-            shape, by_columns, dtype = read(file)
+            shape, by_columns, dtype = _header(file)
             if dtype.hasobject:
                 raise ValueError(f"{name} holds Python objects, which are never read")
             if by_columns and len(shape) > 1:
@@ -152,10 +151,19 @@ def _array(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], 
             yield file, shape, dtype
     except KeyError:
         raise ValueError(f"{path} has no array {name!r}") from None
-    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, TypeError, struct.error) as error:
+    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as error:
         raise ValueError(f"{path} is damaged or no npz file: {error}") from None
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(file)
+        return found
+    except Exception as error:  # a text of Python: tokens, syntax and types raise errors of their own
+        raise ValueError(f"the header of an array makes no sense: {error}") from None
 
 
 def _check_size(info: ZipInfo, name: str) -> None:

@@ -15,6 +15,7 @@ from driveprune.batches import Data
 from driveprune.datasets._cache import Draft, Part, cached, key_of
 from driveprune.datasets._pictures import decode_all, progress
 from driveprune.datasets._source import About, Archive, differing, download, fewer, unpacked
+from driveprune.files import read_bytes
 
 NAME = "tiny-imagenet"
 ABOUT = About("photographs of 200 kinds of things", (3, 64, 64), 200, 100_000, 10_000, "cs231n.stanford.edu")
@@ -35,7 +36,7 @@ def load(data_dir: Path) -> Data:
     Reference: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
     """
     folder = unpacked(NAME, data_dir, ARCHIVE, _WNIDS)
-    wnids = (folder / _WNIDS).read_text().split()
+    wnids = _text(folder / _WNIDS).split()
     train, test = _training_files(folder, wnids), _test_files(folder, wnids)
     sources = [folder / _WNIDS, folder / _ANNOTATIONS, *(path for path, _ in train + test)]
     optional = [path for path in (folder / _WORDS, folder.with_name(ARCHIVE.name)) if path.is_file()]
@@ -46,6 +47,13 @@ def load(data_dir: Path) -> Data:
 def get(data_dir: Path) -> Path:
     """Download and unpack the official archive (237 MB)."""
     return download(data_dir, ARCHIVE, _WNIDS)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
 
 
 def _training_files(folder: Path, wnids: Sequence[str]) -> Labelled:
@@ -66,7 +74,7 @@ def _test_files(folder: Path, wnids: Sequence[str]) -> Labelled:
         raise FileNotFoundError(f"{folder} has no {_ANNOTATIONS}")
     numbers = {wnid: number for number, wnid in enumerate(wnids)}
     found = []
-    for count, line in enumerate(annotations.read_text().splitlines(), 1):
+    for count, line in enumerate(_text(annotations).splitlines(), 1):
         name, wnid, *_ = [*line.split("\t"), "", ""]
         path = folder / "val" / "images" / name
         if wnid not in numbers:
@@ -93,7 +101,7 @@ def _part(files: Labelled, what: str) -> Part:
 
 def _class_names(folder: Path, wnids: Sequence[str]) -> tuple[str, ...]:
     words = folder / _WORDS
-    lines = words.read_text().splitlines() if words.is_file() else []
+    lines = _text(words).splitlines() if words.is_file() else []
     names = {wnid: name for wnid, tab, name in (line.partition("\t") for line in lines) if tab}
     return tuple(names.get(wnid, wnid) for wnid in wnids)
 
@@ -112,4 +120,4 @@ def _unofficial(folder: Path, sources: Sequence[Path]) -> str:
         }
     names = {path: f"{ARCHIVE.folder}/{path.relative_to(folder).as_posix()}" for path in sources}
     checked = progress(names.items(), "comparing checksums")
-    return differing([path.name for path, name in checked if zlib.crc32(path.read_bytes()) != known.get(name)])
+    return differing([path.name for path, name in checked if zlib.crc32(read_bytes(path)) != known.get(name)])

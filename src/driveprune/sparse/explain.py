@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
 from driveprune.mask import owners
+from driveprune.screen import Screen, as_markup
 from driveprune.sparse.choice import INFERENCE, TRAINING, Measured
 from driveprune.sparse.layers import SparseLayer, Way
 from driveprune.sparse.made import Made, made_of
@@ -63,7 +63,7 @@ class Explanation:
         return {**asdict(self), "timings": timings}
 
     def __str__(self) -> str:
-        console = Console(width=WIDTH, force_terminal=False)
+        console = Screen(width=WIDTH, force_terminal=False)
         with console.capture() as captured:
             console.print(self, highlight=False)
         return captured.get()
@@ -75,20 +75,20 @@ class Explanation:
         table.add_column("density", justify="right", no_wrap=True)
         table.add_column("computed by", overflow="fold", max_width=17)
         for each in self.layers:
-            table.add_row(escape(each.name), escape(each.kind), f"{100 * each.density:.2f}%", each.computed_by)
+            table.add_row(as_markup(each.name), as_markup(each.kind), f"{100 * each.density:.2f}%", each.computed_by)
         yield table
         yield f"{self.sparse_share:.1%} of the masked weights are in layers that the sparse kernels know"
         for reason, names in self._by_reason().items():
-            yield escape(f"not sparse: {_listed(names)}: {reason}")
+            yield as_markup(f"not sparse: {_listed(names)}: {reason}")
         for line in self.fallbacks:
-            yield escape(f"fallback: {line}")
+            yield as_markup(f"fallback: {line}")
         for work, way in () if not self.sparse_share else ((INFERENCE, self.inference), (TRAINING, self.training)):
             yield f"{work}: {_BY[way]}"
             for timing in self.timings:
                 if timing.work == work:
                     yield f"  batch {timing.batch}: {_milliseconds(timing)}"
         for line in self.notes:
-            yield escape(f"not measured: {line}")
+            yield as_markup(f"not measured: {line}")
 
     def _by_reason(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
