@@ -12,9 +12,10 @@ from errno import ELOOP
 from math import isfinite
 from pathlib import Path
 from secrets import token_hex
-from stat import S_ISREG
-from typing import Any, BinaryIO
+from stat import S_ISDIR, S_ISREG
+from typing import Any, BinaryIO, TextIO
 
+import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -81,6 +82,71 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(ELOOP, os.strerror(ELOOP), os.fspath(path)) from error
 
 
+def overwrite(path: str | os.PathLike[str], data: bytes) -> None:
+    """Give a regular file another content in the room that it has, which a full disk still has for it."""
+    path = Path(path)
+    with _naming(path):
+        descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | _PLAIN)
+        try:
+            _check_own(descriptor, path)
+            room = os.fstat(descriptor).st_size
+            os.pwrite(descriptor, data[-room:], 0)
+            os.ftruncate(descriptor, min(room, len(data)))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def open_log(path: str | os.PathLike[str]) -> TextIO:
+    """A text file to add lines to. A link or a pipe in its place is replaced, and what it leads to stays as it is."""
+    path = Path(path)
+    with _naming(path):
+        try:
+            descriptor = _open_to_append(path, os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0)
+        except (ValueError, OSError):
+            if not _is_foreign(path):
+                raise
+            path.unlink()
+            descriptor = _open_to_append(path, os.O_EXCL)
+    return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
+
+
+def _open_to_append(path: Path, flag: int) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | _PLAIN | flag
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _check_own(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_own(descriptor: int, path: Path) -> None:
+    """An error for what is no file of this name alone."""
+    found = os.fstat(descriptor)
+    if not S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise ValueError(f"{os.fspath(path)} is no file of its own: it is linked, a pipe or a device")
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a name is that of a link, of one of several hard links, of a pipe or of a device."""
+    found = path.lstat()
+    return not S_ISDIR(found.st_mode) and (not S_ISREG(found.st_mode) or found.st_nlink > 1)
+
+
+def own_folder(root: str | os.PathLike[str], *names: str) -> Path:
+    """A folder below another one, made if it is not there; an error if a link takes its place."""
+    path = Path(root)
+    path.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        path = path / name
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link to {os.readlink(path)}, and nothing is written there: move it away")
+        path.mkdir(exist_ok=True)
+    return path
+
+
 def _sync_folder(folder: Path) -> None:
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
@@ -120,7 +186,16 @@ def write_tensors(
     """Write a safetensors file atomically, with a checksum over tensors and metadata."""
     plain = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     checked = {**metadata, _CHECKSUM: _digest(plain, plain.__getitem__, metadata)}
+    _check_memory(path, sum(tensor.numel() * tensor.element_size() for tensor in plain.values()))
     write_atomically(path, to_bytes(plain, metadata=checked), follow=follow)
+
+
+def _check_memory(path: str | os.PathLike[str], size: int) -> None:
+    """An error if there is no memory to write so much: safetensors, which has it three times, would abort."""
+    try:
+        np.empty(3 * size, dtype=np.uint8)
+    except MemoryError as error:
+        raise MemoryError(f"there is no memory to write {os.fspath(path)}: {error}") from None
 
 
 @dataclass(frozen=True)

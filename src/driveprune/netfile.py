@@ -50,6 +50,7 @@ def save(
     *,
     values: Literal["exact", "fp16"] = "exact",
     provenance: Mapping[str, Any] | None = None,
+    follow: bool = True,
 ) -> Saved:
     """Write a pruned network to a small file: kept values, mask, buffers and provenance. No pickle.
 
@@ -60,6 +61,7 @@ def save(
         values: "exact" keeps every bit; "fp16" rounds the kept values to half precision, and the error is returned
             and written into the provenance.
         provenance: where the network comes from; by default what the mask remembers of its making.
+        follow: write to where a link points; without, the file takes the link's place.
 
     """
     if values not in {"exact", "fp16"}:
@@ -90,7 +92,7 @@ def save(
         about["values"] = {"stored_as": "fp16", "relative_error": rounding.error}
     facts = {"layers": layers, "tied": tied, "provenance": about}
     metadata = {name: json.dumps(_plain(fact), allow_nan=False) for name, fact in facts.items()}
-    write_tensors(path, tensors, {"format": FORMAT, **metadata})
+    write_tensors(path, tensors, {"format": FORMAT, **metadata}, follow=follow)
     return Saved(os.stat(path).st_size, _dense_bytes(first), _bound(tensors, layers), rounding.error)
 
 

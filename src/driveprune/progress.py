@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -55,7 +55,8 @@ class _Lines:
         self._work = work
 
     def _print(self, text: str) -> None:
-        self._console.print(f"{self._title}: {text}", highlight=False, markup=False, soft_wrap=True)
+        with suppress(OSError, SystemExit):  # whoever looked is gone (rich ends then), or the disk is full
+            self._console.print(f"{self._title}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def described(row: Row) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,19 +35,30 @@ def small_spec(method: str = "drive", sparsity: float = 0.9, **options) -> Spec:
 class Server:
     """The forking process of server.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("server.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment},
         )  # fmt: skip
 
     def run(
         self, root: Path, spec: Spec, *, place: str = "", at: int = 1, every: float = 0.0, share: bool = False,
-        after: float | None = None,
+        after: float | None = None, act: str = "signal", number: int = signal.SIGKILL, pause: float = 0.0,
+        faults: dict | None = None,
     ) -> dict:  # fmt: skip
+        """Do a run in a process of its own.
+
+        Args:
+            place: where `act` is done, as soon as it is reached for the `at`-th time: "signal" sends the signal
+                `number`, "fill" fills the disk, "memory" grants no more memory, "clock" sets the clock back.
+            after: kill it after so many seconds.
+            pause: seconds to wait at each step.
+            faults: which call of the system fails, see `faults.Faults`; the run is done as by a sweep's process.
+
+        """
         order = {
             "root": str(root), "spec": spec.to_json(), "place": place, "at": at, "every": every, "share": share,
-            "after": after,
+            "after": after, "act": act, "signal": number, "pause": pause, "faults": faults,
         }  # fmt: skip
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -73,3 +86,8 @@ def assert_same(first: Path, second: Path) -> None:
     for name, weight in weights.items():
         assert weight.dtype == others[name].dtype
         assert weight.numpy().tobytes() == others[name].numpy().tobytes(), name
+
+
+def newest(folder: Path) -> Path:
+    """The last checkpoint of a run."""
+    return max(folder.glob("checkpoint-*.safetensors"), key=lambda path: int(path.stem.rpartition("-")[2]))

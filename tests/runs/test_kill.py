@@ -10,27 +10,7 @@ import pytest
 from driveprune import methods
 from driveprune.files import read_state
 from driveprune.runs.store import DamagedWarning, FolderCheckpoints, read_run
-from tests.runs.kills import Server, assert_same, small_spec
-
-
-@pytest.fixture(scope="module")
-def server():
-    server = Server()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def whole(server, tmp_path_factory):
-    """The folder of a run that was never killed."""
-    root = tmp_path_factory.mktemp("whole")
-
-    def folder(spec) -> Path:
-        assert server.run(root, spec, every=1e9)["code"] == 0
-        return root / spec.id
-
-    return folder
-
+from tests.runs.kills import Server, assert_same, newest, small_spec
 
 PLACES = [
     ("drive", "early training", 5),
@@ -64,10 +44,6 @@ def test_a_run_killed_at_a_place_ends_with_the_same_bits(server, whole, tmp_path
     assert_same(folder, whole(spec))
     assert not list(folder.glob("checkpoint-*"))
     assert not list(folder.glob(".checkpoint-*"))
-
-
-def newest(folder: Path) -> Path:
-    return max(folder.glob("checkpoint-*.safetensors"), key=lambda path: int(path.stem.rpartition("-")[2]))
 
 
 def test_a_killed_run_does_not_start_again(server, tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 import typer
@@ -57,7 +59,8 @@ def told(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> None:
-    Screen(stderr=True).print(f"[yellow]warning:[/] {as_markup(message)}", highlight=False, soft_wrap=True)
+    with suppress(OSError, SystemExit):  # whoever looked is gone (rich ends then), or the disk is full
+        Screen(stderr=True).print(f"[yellow]warning:[/] {as_markup(message)}", highlight=False, soft_wrap=True)
 
 
 def print_error(error: BaseException) -> None:
@@ -70,4 +73,13 @@ def print_error(error: BaseException) -> None:
 
 def print_json(content: object) -> None:
     """For scripts."""
-    print(printable_json(json.dumps(content, indent=1, ensure_ascii=False)))
+    print(printable_json(json.dumps(_known(content), indent=1, ensure_ascii=False, allow_nan=False)))
+
+
+def _known(content: object) -> object:
+    """What JSON has no number for is None."""
+    if isinstance(content, Mapping):
+        return {key: _known(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_known(value) for value in content]
+    return None if isinstance(content, float) and not isfinite(content) else content

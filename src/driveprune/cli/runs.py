@@ -56,6 +56,7 @@ from driveprune.report import tables
 from driveprune.report.groups import finding_of
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import DENSE, Spec, make_spec
+from driveprune.runs.stopping import asked
 from driveprune.runs.store import read_run
 from driveprune.runs.sweep import Hire, grid
 from driveprune.runs.sweep import sweep as run_all
@@ -121,13 +122,24 @@ def run(
             **machine(threads, device, precision, channels_last),
         )  # fmt: skip
     _check_engine(options, engine, wanted)
-    try:
-        with collectives.joined(wanted.device), shown(wanted.id.rpartition("-")[0], collectives.is_first()) as watch:
-            result = carry_out(runs, wanted, loaded, every=every, engine=engine_of(engine), trust=True, watch=watch)
-            speaks = collectives.is_first()
-    except KeyboardInterrupt:
-        Screen(stderr=True).print("\nstopped; the same command goes on from the last checkpoint")
-        raise typer.Exit(130) from None
+    title = wanted.id.rpartition("-")[0]
+    with asked("\nstopping after a checkpoint; once more ends at once\n") as stop:
+        try:
+            with collectives.joined(wanted.device), shown(title, collectives.is_first()) as watch:
+                result = carry_out(
+                    runs,
+                    wanted,
+                    loaded,
+                    every=every,
+                    engine=engine_of(engine),
+                    trust=True,
+                    watch=watch,
+                    stop=stop,
+                )
+                speaks = collectives.is_first()
+        except KeyboardInterrupt:
+            Screen(stderr=True).print("stopped; the same command goes on from the last checkpoint")
+            raise typer.Exit(stop.code) from None
     if not speaks:
         return
     if as_json:
@@ -235,10 +247,11 @@ def sweep(
     )  # fmt: skip
     _check_engine(options, engine, max(specs, key=lambda spec: spec.method != DENSE))
     _check_checks(list_of(checks, str, "checks") if checks else [], names, specs)
-    outcome = run_all(
-        runs, specs, loaded, jobs=jobs, hire=hire, data_dir=None if data_dir is None else str(data_dir), share=share,
-        every=every, engine=engine_of(engine), trust=True,
-    )  # fmt: skip
+    with asked("\nstopping after a checkpoint of each run; once more ends at once\n") as stop:
+        outcome = run_all(
+            runs, specs, loaded, jobs=jobs, hire=hire, data_dir=None if data_dir is None else str(data_dir),
+            share=share, every=every, engine=engine_of(engine), trust=True, stop=stop,
+        )  # fmt: skip
     found = [read_run(runs / spec.id) for spec in specs if (runs / spec.id / "spec.json").exists()]
     if as_json:
         print_json({**vars(outcome), "runs": tables.plain_all(found)})
@@ -248,7 +261,7 @@ def sweep(
         Screen(stderr=True).print(f"[bold red]failed:[/] {as_markup(name)}: {as_markup(error)}", soft_wrap=True)
     if outcome.interrupted:
         Screen(stderr=True).print("stopped; the same command goes on with what is left")
-        raise typer.Exit(130)
+        raise typer.Exit(stop.code)
     if outcome.failed:
         raise typer.Exit(1)
 

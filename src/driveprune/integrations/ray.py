@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from driveprune.files import open_log
 from driveprune.runs import worker
 from driveprune.runs.spec import Spec
 from driveprune.runs.store import is_locked, read_wanted
@@ -91,7 +92,7 @@ class _Cluster:
         folder = order["data_dir"]
         self._order = {**order, "data_dir": None if folder is None else str(Path(folder).resolve())}
         self._runs: dict[Any, str] = {}
-        self._log = (root / "workers.log").open("a")
+        self._log = open_log(root / "workers.log")
         self._stdout: TextIO | None = None
         self._ours = False
         self._temporary: Path | None = None

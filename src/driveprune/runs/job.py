@@ -7,7 +7,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,16 +22,27 @@ from driveprune import collectives, models
 from driveprune.batches import Data
 from driveprune.engine import EngineName
 from driveprune.export import Pixels
-from driveprune.files import write_atomically, write_json
+from driveprune.files import write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
 from driveprune.runs.spec import Spec
-from driveprune.runs.store import FolderCheckpoints, SharedBeginning, lock_of, open_run, result_of, write_status
+from driveprune.runs.store import (
+    FolderCheckpoints,
+    SharedBeginning,
+    acquire,
+    forget_parts,
+    lock_of,
+    open_run,
+    reserve_room,
+    result_of,
+    write_error,
+    write_status,
+)
 from driveprune.runs.trust import check_trusted
 from driveprune.seeds import seed_for
 from driveprune.summary import Summary, summary
-from driveprune.train import Beginning, Moment, Trained
+from driveprune.train import Beginning, Moment, Stop, Stopped, Trained, never
 
 Watch = Callable[[Moment], None]
 
@@ -47,6 +58,7 @@ def carry_out(
     engine: EngineName = "dense",
     trust: bool = False,
     watch: Watch = lambda _: None,
+    stop: Stop = never,
 ) -> dict[str, Any]:
     """Do a run, or go on with it, or do nothing if it is done; what came of it is returned.
 
@@ -62,6 +74,7 @@ def carry_out(
         engine: what computes after a cut; it is no part of what the run is, and another one may go on with it.
         trust: import what the spec names though it is not of this package and no checksum in the spec proves it.
         watch: called after each step.
+        stop: whether to stop; then a checkpoint is written first, and `Stopped` is raised.
 
     """
     check_trusted(spec, trust, has_data=True)
@@ -73,22 +86,42 @@ def carry_out(
             f"use torchrun --nproc-per-node {spec.ranks}"
         )
     folder = root / spec.id
-    lock = lock_of(folder)
+    locks: list[FileLock] = []
     try:
-        done = collectives.from_first(lambda: _opened(root, spec, lock, wait))
-        return _carried_out(root, folder, spec, data, share, every, engine, watch) if done is None else done
+        done = collectives.from_first(lambda: _opened(root, spec, locks, wait, stop))
+        return _carried_out(root, folder, spec, data, share, every, engine, watch, stop) if done is None else done
     finally:
-        lock.release()
+        for lock in locks:
+            lock.release()
 
 
-def _opened(root: Path, spec: Spec, lock: FileLock, wait: bool) -> dict[str, Any] | None:
-    """Take the lock of a run; what came of it if it is done."""
+def _opened(root: Path, spec: Spec, locks: list[FileLock], wait: bool, stop: Stop) -> dict[str, Any] | None:
+    """Take the lock of a run; what came of it if it is done, which a store that cannot be written tells, too."""
     folder = open_run(root, spec)
     try:
-        lock.acquire(timeout=-1 if wait else 3)  # who only looks at the store holds it for a moment
+        locks.append(lock := lock_of(folder))
+        if wait:
+            acquire(lock, lambda: _check_not(stop))
+        else:
+            lock.acquire(timeout=3)  # who only looks at the store holds it for a moment
     except Timeout:
         raise BlockingIOError(f"another process is working on {folder}") from None
-    return result_of(folder)
+    except OSError:
+        if (done := result_of(folder)) is not None:
+            return done
+        raise
+    if (done := result_of(folder)) is not None:
+        with suppress(OSError):  # what a process has left that was killed between its result and its end
+            FolderCheckpoints(folder).clear()
+        return done
+    forget_parts(folder)
+    reserve_room(folder)
+    return None
+
+
+def _check_not(stop: Stop) -> None:
+    if stop():
+        raise Stopped
 
 
 def _carried_out(
@@ -100,19 +133,20 @@ def _carried_out(
     every: float,
     engine: EngineName,
     watch: Watch,
+    stop: Stop,
 ) -> dict[str, Any]:
     collectives.from_first(lambda: (folder / "error.txt").unlink(missing_ok=True))
     checkpoints = FolderCheckpoints(folder)
-    told = _Status(folder, watch)
+    told = _Status(folder, watch, stop)
     beginning = SharedBeginning(root / "beginnings" / spec.beginning, wait=told.wait) if share else None
     try:
         with _threads(spec.threads):
             model = build_model(spec, data)
-            trained = _train(model, spec, data, checkpoints, every, beginning, engine, told)
+            trained = _train(model, spec, data, checkpoints, every, beginning, engine, told, stop)
             result = collectives.from_first(lambda: _result(folder, spec, data, model, trained))
     except Exception:
         if not (folder / "error.txt").exists():  # the rank that failed first tells why
-            write_atomically(folder / "error.txt", traceback.format_exc().encode("utf-8", "replace"))
+            write_error(folder, traceback.format_exc())
         raise
     finally:
         if beginning is not None:
@@ -153,12 +187,14 @@ def _train(
     beginning: Beginning | None,
     engine: EngineName,
     watch: Watch,
+    stop: Stop,
 ) -> Trained:
     return fit(
         model, data, method=spec.plan(steps_per_epoch(spec, data)), sparsity=spec.sparsity, recipe=spec.recipe,
         budget=spec.budget, holdout=spec.holdout, precision=spec.precision, engine=engine,
         channels_last=spec.channels_last,
         seed=spec.seed, checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
+        stop=stop,
     )  # fmt: skip
 
 
@@ -169,7 +205,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
     about = {key: value for key, value in spec.to_json().items() if key != "recipe"}
     about |= {"run": spec.id, "network": network_of(spec, data), "effective_sparsity": effective, **environment()}
     about["images"] = Pixels(data.mean, data.deviation, data.classes).to_json()
-    save(folder / "net.safetensors", model, trained.mask, provenance=about)
+    save(folder / "net.safetensors", model, trained.mask, provenance=about, follow=False)
     result = {
         "id": spec.id,
         "data": data.label,
@@ -194,7 +230,7 @@ def _result(folder: Path, spec: Spec, data: Data, model: nn.Module, trained: Tra
         ],
         "environment": environment(),
     }
-    write_json(folder / "result.json", result)
+    write_json(folder / "result.json", result, follow=False)
     return result
 
 
@@ -253,24 +289,35 @@ def _threads(count: int) -> Iterator[None]:
 
 
 class _Status:
-    """Passes each moment on, keeps status.json not older than a second, and says in it at once where work began."""
+    """Passes each moment on, keeps status.json not older than a second, and says in it at once where work began.
 
-    def __init__(self, folder: Path, watch: Watch) -> None:
-        self._folder, self._watch, self._written = folder, watch, 0.0
-        self._began: dict[str, float] = {}
+    How long that is ago does not depend on the clock, which may be set meanwhile.
+    """
+
+    def __init__(self, folder: Path, watch: Watch, stop: Stop) -> None:
+        self._folder, self._watch, self._stop, self._written = folder, watch, stop, float("-inf")
+        self._began: tuple[float, int] | None = None
 
     def __call__(self, moment: Moment) -> None:
-        now = time.time()
-        begins = bool(moment.steps) and not self._began
+        now = time.monotonic()
+        begins = bool(moment.steps) and self._began is None
         if begins:
-            self._began = {"began": now, "began_step": moment.step}
+            self._began = now, moment.step
         if begins or now - self._written > 1:
-            values = [row["test"] for row in moment.rows if "test" in row]
-            known = {"step": moment.step, "steps": moment.steps, "work": moment.work, "values": values}
-            write_status(self._folder, {**known, "time": now, **self._began})
+            write_status(self._folder, self._known(moment, now))
             self._written = now
         self._watch(moment)
 
+    def _known(self, moment: Moment, now: float) -> dict[str, Any]:
+        values = [row["test"] for row in moment.rows if "test" in row]
+        known = {"step": moment.step, "steps": moment.steps, "work": moment.work, "values": values}
+        clock = time.time()
+        if self._began is None:
+            return {**known, "time": clock}
+        began, step = self._began
+        return {**known, "time": clock, "began": clock - (now - began), "began_step": step}
+
     def wait(self) -> None:
         """Say that the run waits for a beginning that another one is making."""
+        _check_not(self._stop)
         self(Moment(0, 0, "waiting for the common beginning", []))

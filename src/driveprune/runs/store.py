@@ -1,5 +1,7 @@
 """The folder of a run. Everything in it is written atomically; what is there is whole.
 
+Nothing is written through a link inside a store: a file takes its place, and a folder that is one is an error.
+
     RUNS/ID/spec.json                   what the run is
     RUNS/ID/checkpoint-N.safetensors    the last two states on the way
     RUNS/ID/status.json                 where it is, for whoever watches
@@ -9,6 +11,7 @@
     RUNS/beginnings/KEY/steps-N.safetensors   dense beginnings that runs have in common
     RUNS/sweeps/HASH.json               which runs a sweep wants, so that missing ones are known
 
+A file whose name begins with a point is a lock (.lock), half written (.part), or room for an error on a full disk.
 Reading a store never imports or runs anything that is named in it.
 """
 
@@ -21,15 +24,27 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from driveprune.files import parsed_json, read_bytes, read_file, read_json, read_state, write_json, write_state
+from driveprune.files import (
+    overwrite,
+    own_folder,
+    parsed_json,
+    read_bytes,
+    read_file,
+    read_json,
+    read_state,
+    write_atomically,
+    write_json,
+    write_state,
+)
 from driveprune.runs.spec import Spec
 from driveprune.train import State
 
@@ -43,6 +58,10 @@ _NUMBERED = re.compile(r"-(\d+)\.safetensors$")
 
 class DamagedWarning(UserWarning):
     """A file of a store is damaged, and what was done about it."""
+
+
+class UnwrittenWarning(UserWarning):
+    """A file that is only for looking at could not be written; the run goes on."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +78,14 @@ class Run:
 
 def open_run(root: Path, spec: Spec) -> Path:
     """The folder of a run, made if it is not there; an error if it belongs to another spec."""
-    folder = root / spec.id
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = own_folder(root, spec.id)
     path = folder / "spec.json"
     if not path.exists():
-        write_json(path, spec.to_json())
+        write_json(path, spec.to_json(), follow=False)
     found = _spec_or_none(path)
     if found is None:
         warnings.warn(f"{path} is damaged: it is written anew", DamagedWarning, stacklevel=2)
-        write_json(path, spec.to_json())
+        write_json(path, spec.to_json(), follow=False)
     elif found != spec.to_json():
         raise ValueError(f"{folder} holds a run with another spec: move it away")
     return folder
@@ -96,7 +114,26 @@ def result_of(folder: Path) -> dict[str, Any] | None:
 
 def lock_of(folder: Path) -> FileLock:
     """A lock that one process holds while it works on a run; a killed process lets go of it."""
-    return FileLock(folder / ".lock")
+    path = folder / ".lock"
+    if path.is_symlink():  # a lock that follows one would make a file elsewhere
+        path.unlink()
+    return FileLock(path)
+
+
+def acquire(lock: FileLock, cancelled: Callable[[], None] = lambda: None) -> None:
+    """Wait for a lock, until `cancelled` raises."""
+    while True:
+        try:
+            lock.acquire(timeout=0.2)
+            return
+        except Timeout:
+            cancelled()
+
+
+def forget_parts(folder: Path) -> None:
+    """Delete what killed processes have half written; to be called under the folder's lock."""
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -111,22 +148,22 @@ class FolderCheckpoints:
             try:
                 state: State = read_state(path)
                 return state
-            except ValueError as error:
+            except (ValueError, FileNotFoundError) as error:  # the latter for a link to nothing
                 warnings.warn(f"{error}; the state before it is used", DamagedWarning, stacklevel=2)
-                path.unlink()
+                path.unlink(missing_ok=True)
         return None
 
     def save(self, state: State) -> None:
         """Keep a state, and the one before."""
         old = _numbered(self.folder, "checkpoint")
         number = 1 + (_number(old[-1]) if old else 0)
-        write_state(self.folder / f"checkpoint-{number}.safetensors", state)
+        write_state(self.folder / f"checkpoint-{number}.safetensors", state, follow=False)
         for path in old[:-1]:
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Nothing of it is needed any more."""
-        for path in (*_numbered(self.folder, "checkpoint"), *self.folder.glob(".*.part")):
+        for path in (*_numbered(self.folder, "checkpoint"), self.folder / _ROOM, *self.folder.glob(".*.part")):
             path.unlink(missing_ok=True)
 
 
@@ -136,12 +173,11 @@ class SharedBeginning:
 
     folder: Path
     wait: Callable[[], None] = lambda: None
-    """Called once if another process is making it."""
+    """Called now and then while another process is making it; what it raises ends the waiting."""
     lock: FileLock = field(init=False)
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(self.folder / ".lock")
+        self.lock = lock_of(own_folder(self.folder.parent.parent, *self.folder.parts[-2:]))
 
     def load(self, steps: int, usable: Callable[[int], bool], *, making: bool) -> State | None:
         """The longest beginning of at most `steps`; if it is shorter, who is making it goes on and holds the lock."""
@@ -149,11 +185,8 @@ class SharedBeginning:
             return self._read(1, steps, usable)
         if (state := self._read(steps, steps, usable)) is not None:
             return state
-        try:
-            self.lock.acquire(timeout=0)
-        except TimeoutError:
-            self.wait()
-            self.lock.acquire()
+        acquire(self.lock, self.wait)
+        forget_parts(self.folder)
         if (state := self._read(steps, steps, usable)) is not None:
             self.release()
             return state
@@ -165,7 +198,7 @@ class SharedBeginning:
                 try:
                     state: State = read_state(path)
                     return state
-                except ValueError as error:
+                except (ValueError, FileNotFoundError) as error:
                     warnings.warn(f"{error}; it is made again", DamagedWarning, stacklevel=2)
                     path.unlink(missing_ok=True)
         return None
@@ -174,7 +207,7 @@ class SharedBeginning:
         """Keep a beginning, and let others have it."""
         path = self.folder / f"steps-{steps}.safetensors"
         if not path.exists():
-            write_state(path, state)
+            write_state(path, state, follow=False)
         self.release()
 
     def release(self) -> None:
@@ -193,18 +226,58 @@ def _number(path: Path) -> int:
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Say where a run is. It is only for looking at: no need to wait for the disk."""
-    temporary = folder / ".status.json.part"
-    temporary.write_text(json.dumps(status))
-    os.replace(temporary, folder / "status.json")
+    """Say where a run is. It is only for looking at: no need to wait for the disk, and no reason to stop."""
+    text = json.dumps({key: _known(value) for key, value in status.items()}, allow_nan=False)
+    try:
+        write_atomically(folder / "status.json", text.encode(), follow=False, sync=False)
+    except (OSError, ValueError) as error:
+        tell_unwritten(folder, f"{error}: how far the run is cannot be seen, but it goes on")
+
+
+def _known(value: Any) -> Any:
+    """What JSON has no number for is None."""
+    if isinstance(value, list):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+@cache
+def tell_unwritten(_folder: Path, text: str) -> None:
+    """Say once that something could not be written that is only for looking at; it is never an error."""
+    with suppress(UnwrittenWarning):  # even where warnings are errors
+        warnings.warn(text, UnwrittenWarning, stacklevel=2)
+
+
+_ROOM = ".error.txt"
+_ROOM_BYTES = 4096
+
+
+def reserve_room(folder: Path) -> None:
+    """Take room for `write_error` as long as there is some."""
+    with suppress(OSError):  # a full disk may have room again when the run comes to write
+        write_atomically(folder / _ROOM, b" " * _ROOM_BYTES, follow=False, sync=False)
+
+
+def write_error(folder: Path, text: str) -> None:
+    """Say why a run failed; if the disk is full, the end of it, in the room that was reserved."""
+    path, content = folder / "error.txt", text.encode("utf-8", "replace")
+    try:
+        write_atomically(path, content, follow=False)
+    except OSError as error:
+        try:
+            overwrite(folder / _ROOM, content)
+            os.replace(folder / _ROOM, path)
+        except (OSError, ValueError):
+            tell_unwritten(folder, f"{error}: why the run failed is not in its folder")
 
 
 def write_wanted(root: Path, specs: Iterable[Spec], lengths: Mapping[str, int]) -> None:
     """Say which runs a sweep wants, and how many steps each has."""
     wanted = {spec.id: {"spec": spec.to_json(), "steps": lengths[spec.id]} for spec in specs}
     name = hashlib.sha256(json.dumps(sorted(wanted)).encode()).hexdigest()[:12]
-    (root / "sweeps").mkdir(exist_ok=True)
-    write_json(root / "sweeps" / f"{name}.json", wanted)
+    path = root / "sweeps" / f"{name}.json"
+    if _wanted(path, *_stamp(path)) != {name: (each["spec"], each["steps"]) for name, each in wanted.items()}:
+        write_json(own_folder(root, "sweeps") / path.name, wanted, follow=False)
 
 
 def read_wanted(root: Path) -> dict[str, tuple[dict[str, Any], int]]:

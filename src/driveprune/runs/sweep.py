@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -22,14 +22,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from driveprune.batches import Data
 from driveprune.cut import Budget
 from driveprune.engine import EngineName
+from driveprune.files import open_log
 from driveprune.plan import Train, total_steps
 from driveprune.recipes import Recipe
 from driveprune.runs.job import steps_per_epoch
 from driveprune.runs.spec import DENSE, Spec, make_spec
-from driveprune.runs.store import read_status, result_of, write_wanted
+from driveprune.runs.store import read_status, result_of, tell_unwritten, write_wanted
 from driveprune.runs.trust import check_trusted
 from driveprune.screen import Screen, as_markup
-from driveprune.train import Precision
+from driveprune.train import Precision, Stop, never
 
 
 def grid(
@@ -131,6 +132,7 @@ def sweep(
     engine: EngineName = "dense",
     trust: bool = False,
     console: Console | None = None,
+    stop: Stop = never,
 ) -> Outcome:
     """Do the runs that are not done yet, `jobs` at a time.
 
@@ -145,6 +147,7 @@ def sweep(
         engine: what computes after a cut: "dense", "sparse" or "auto".
         trust: import what the specs name though it is not of this package and no checksum in them proves it.
         console: where to show progress; by default stderr.
+        stop: asked all the time whether to stop; then each run that is under way writes a checkpoint first.
 
     """
     if jobs < 1:
@@ -155,17 +158,20 @@ def sweep(
     outcome = Outcome(skipped=[spec.id for spec in specs if result_of(root / spec.id) is not None])
     left = [spec for spec in specs if spec.id not in outcome.skipped]
     order = {"data_dir": data_dir, "share": share, "every": every, "engine": engine, "trust": trust}
-    crew = (hire or _processes(jobs))(root, _spread(left), order)
     lengths = {spec.id: total_steps(spec.plan(steps_per_epoch(spec, data))) for spec in specs}
-    write_wanted(root, specs, lengths)
+    with suppress(*[] if left else [OSError]):  # a store that cannot be written shows what is done
+        write_wanted(root, specs, lengths)
+    crew = (hire or _processes(jobs))(root, _spread(left), order)
     lengths = {spec.id: lengths[spec.id] for spec in left}
     with closing(crew), _display(root, lengths, len(outcome.skipped), console or Screen(stderr=True)) as update:
         try:
             crew.start()
-            while crew.is_working():
+            while crew.is_working() and not stop():
                 update(crew)
                 time.sleep(0.2)
         except KeyboardInterrupt:
+            outcome.interrupted = True
+        if outcome.interrupted or stop():
             outcome.interrupted = True
             crew.stop()
         update(crew)
@@ -197,6 +203,19 @@ def _processes(jobs: int) -> Hire:
     return lambda root, specs, order: _Processes(root, specs, order, min(jobs, max(1, len(specs))))
 
 
+GRACE = 60.0
+"""Seconds that a process has to write a checkpoint and end."""
+
+
+def _log_of(root: Path) -> IO[str]:
+    """Where processes say what belongs to no run; it is only for looking at."""
+    try:
+        return open_log(root / "workers.log")
+    except OSError as error:
+        tell_unwritten(root, f"{error}: what the processes of the sweep say is not kept")
+        return open(os.devnull, "w")
+
+
 class _Processes:
     """Worker processes, each with a thread that gives it one run after the other."""
 
@@ -205,7 +224,7 @@ class _Processes:
         self.failed: dict[str, str] = {}
         self.active: set[str] = set()
         self._root, self._order, self._stopping = root, order, False
-        self._log = (root / "workers.log").open("a")
+        self._log = _log_of(root)
         self._specs: queue.SimpleQueue[Spec] = queue.SimpleQueue()
         for spec in specs:
             self._specs.put(spec)
@@ -220,13 +239,19 @@ class _Processes:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """End all processes; their runs go on from the last checkpoint next time."""
+        """Have all processes write a checkpoint and end; those that take too long are killed."""
         self._stopping = True
-        for process in self._processes:
-            if process is not None:
+        end = time.monotonic() + GRACE
+        try:
+            for process in filter(None, self._processes):
+                process.terminate()
+            for thread in self._threads:
+                thread.join(timeout=max(0.0, end - time.monotonic()))
+        finally:
+            for process in filter(None, self._processes):
                 process.kill()
-        for thread in self._threads:
-            thread.join(timeout=10)
+            for thread in self._threads:
+                thread.join(timeout=10)
 
     def close(self) -> None:
         self._log.close()
@@ -309,7 +334,8 @@ class _Lines:
                 self._print(f"[{len(self._told)}/{self._total}] {ended(self._root / name, crew.failed.get(name))}")
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        with suppress(OSError, SystemExit):  # whoever looked is gone (rich ends then), or the disk is full
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Bars:
