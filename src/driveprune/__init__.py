@@ -12,6 +12,7 @@ from driveprune.cut import prune
 from driveprune.fit import fit
 from driveprune.graph import CollapseWarning, effective_sparsity
 from driveprune.hold import Held, hold
+from driveprune.kinds import OptionError
 from driveprune.mask import Mask, apply, mask_of, prunable, sparsity
 from driveprune.netfile import load, save
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
@@ -21,6 +22,7 @@ from driveprune.recipes import Recipe
 from driveprune.selection import keep_top
 from driveprune.sparse import Explanation, SparseWarning, densify, explain, sparsify
 from driveprune.summary import Summary, summary
+from driveprune.ties import ScoreWarning
 from driveprune.train import Trained
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Held",
     "Images",
     "Mask",
+    "OptionError",
     "Plan",
     "Preview",
     "Prune",
@@ -41,6 +44,7 @@ __all__ = [
     "Recipe",
     "Reinit",
     "Rewind",
+    "ScoreWarning",
     "Shuffle",
     "SparseWarning",
     "Summary",
