@@ -11,7 +11,7 @@ from driveprune.compact import CompactWarning, Gains, compact
 from driveprune.cut import prune
 from driveprune.fit import fit
 from driveprune.graph import CollapseWarning, effective_sparsity
-from driveprune.hold import Held, hold
+from driveprune.hold import Held, HoldWarning, hold
 from driveprune.kinds import OptionError
 from driveprune.mask import Mask, apply, mask_of, prunable, sparsity
 from driveprune.netfile import load, save
@@ -34,6 +34,7 @@ __all__ = [
     "Explanation",
     "Gains",
     "Held",
+    "HoldWarning",
     "Images",
     "Mask",
     "OptionError",
