@@ -9,7 +9,7 @@ from driveprune.batches import Batches, Data, Images
 from driveprune.bench import Bench, bench
 from driveprune.compact import CompactWarning, Gains, compact
 from driveprune.cut import prune
-from driveprune.fit import fit
+from driveprune.fit import RecipeWarning, fit
 from driveprune.graph import CollapseWarning, effective_sparsity
 from driveprune.hold import Held, HoldWarning, hold
 from driveprune.kinds import OptionError
@@ -43,6 +43,7 @@ __all__ = [
     "Prune",
     "Pruner",
     "Recipe",
+    "RecipeWarning",
     "Reinit",
     "Rewind",
     "ScoreWarning",
