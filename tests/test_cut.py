@@ -72,8 +72,8 @@ def test_provenance():
     about = kept.provenance
     assert about["method"] == "drive"
     assert about["knobs"]["cuts"] == 3
-    assert about["knobs"]["early_epochs"] == 5.0
-    assert about["sparsity"] == 0.9
+    assert "early_epochs" not in about["knobs"]  # nothing was trained
+    assert about["sparsity"] == dp.sparsity(kept) == pytest.approx(0.9)
     assert about["seed"] == 4
     assert about["versions"]["torch"] == torch.__version__
 

@@ -159,3 +159,150 @@ def test_the_shares_of_ranks_are_the_batches_of_one_process():
             assert {type(part[1]) for part in parts} == {type(whole[1])}
         for whole, *parts in zip(source, *shares, strict=True):
             assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
+
+
+def pictures(count=64):
+    """Images as pixels in [0, 1], and the same ones as a `Data`."""
+    x, y = DIGITS.train.x[:count], DIGITS.train.y[:count]
+    return x.float() / 255, y, dp.Images(x, y)
+
+
+@pytest.mark.parametrize("share", [(0, 1), (1, 3)])
+@pytest.mark.parametrize(("padding", "flip"), [(2, True), (0, True), (3, False), (0, False)])
+def test_images_as_tensors_are_cropped_and_flipped_as_a_data_set_is(padding, flip, share):
+    x, y, data = pictures()
+    recipe = replace(recipes.get("strong-general"), padding=padding, flip=flip, batch=20)
+    found, _ = sources((x, y), recipe, holdout=0, seed=3, device="cpu")
+    found = replace(found, share=share)
+    expected = dp.Batches(data, size=20, padding=padding, flip=flip, seed=3, share=share)
+    for start in (0, 2):
+        pairs = list(zip(found.epoch(1, 4, start), expected.epoch(1, 4, start), strict=True))
+        assert len(pairs) == 4 - start
+        for (a, first), (b, second) in pairs:
+            torch.testing.assert_close(a, b)
+            assert torch.equal(first, second)
+    torch.testing.assert_close(next(iter(found))[0], next(iter(expected))[0])  # to score with
+
+
+def test_held_out_tensors_are_neither_cropped_nor_flipped():
+    x, y, _ = pictures()
+    recipe = replace(recipes.get("strong-general"), padding=2, flip=True)
+    _, tests = sources((x, y), recipe, holdout=20, seed=0, device="cpu")
+    assert (tests["holdout"].padding, tests["holdout"].flip) == (0, False)
+
+
+def test_crops_and_flips_of_what_is_no_image_are_refused():
+    x, y = examples()
+    with pytest.raises(dp.OptionError, match=r"padding=4, flip=True, crops and flips of images.*shape \(200, 8\)"):
+        dp.fit(mlp(), (x, y), sparsity=0.5, recipe="strong-vgg16-cifar10", epochs=1, progress=False)
+    some = replace(recipes.get("strong-general"), images=100)
+    with pytest.raises(dp.OptionError, match="the recipe has images=100, so many images of its data set"):
+        dp.fit(mlp(), (x, y), sparsity=0.5, recipe=some, epochs=1, progress=False)
+
+
+def test_what_a_named_recipe_says_in_vain_beside_a_loader_is_told():
+    x, y = examples()
+    loader = DataLoader(TensorDataset(x, y), 32)
+    for data, size in ((loader, 32), ([(x[:50], y[:50])] * 2, 50)):
+        with pytest.warns(dp.RecipeWarning, match=rf"batch=128 .the loader's batches have {size} examples"):
+            dp.fit(mlp(), data, sparsity=0.5, recipe="strong-general", epochs=1, progress=False)
+    with pytest.warns(dp.RecipeWarning, match=r"no use for padding=4, flip=True"):
+        dp.fit(
+            mlp(), DataLoader(TensorDataset(x, y), 128), sparsity=0.5, recipe="strong-vgg16-cifar10", epochs=1,
+            progress=False,
+        )  # fmt: skip
+    with pytest.warns(dp.RecipeWarning, match=r"label_smoothing=0.1 .the loss is yours"):
+        dp.fit(
+            mlp(), (x, y), sparsity=0.5, recipe="strong-general", epochs=1, progress=False,
+            loss=lambda model, b: F.cross_entropy(model(b[0]), b[1]),
+        )  # fmt: skip
+    fitting = replace(recipes.get("strong-general"), batch=32)
+    dp.fit(mlp(), loader, sparsity=0.5, recipe=fitting, epochs=1, progress=False)  # nothing to tell
+    dp.fit(mlp(), loader, sparsity=0.5, epochs=1, progress=False)  # the default recipe
+
+
+def net_of_images():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+
+@pytest.mark.parametrize("kind", ["tensors", "loader"])
+def test_channels_last_is_the_format_of_tensors_and_of_loaders_batches(kind):
+    x, y, _ = pictures()
+    x = x.repeat(1, 3, 1, 1)  # with one channel both formats are one
+    seen = []
+
+    def loss(model, b):
+        seen.append(b[0].is_contiguous(memory_format=torch.channels_last))
+        return F.cross_entropy(model(b[0]), b[1])
+
+    net = net_of_images()
+    net[0] = nn.Conv2d(3, 4, 3)
+    data = (x, y) if kind == "tensors" else [(x[:32], y[:32]), (x[32:], y[32:])]
+    dp.fit(net, (data, data), sparsity=0.5, epochs=1, loss=loss, channels_last=True, progress=False)
+    assert seen
+    assert all(seen)
+
+
+class Kept:
+    """States in memory."""
+
+    state = None
+
+    def load(self):
+        return self.state
+
+    def save(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels_last": True}, "channels_last=True would do nothing"),
+        ({"every": 5.0}, "every=5.0 would do nothing without checkpoints"),
+        ({"measure": lambda model, b: model(b[0])}, "measure would do nothing without test data"),
+        ({"checkpoints": "folder"}, r"checkpoints must have load\(\) and save"),
+        ({"every": -1.0, "checkpoints": Kept()}, "every must be a number of at least 0, got -1.0"),
+        ({"every": float("nan")}, "every must be a number, got nan"),
+        ({"holdout": 2.5}, "holdout must be a whole number, got 2.5"),
+        ({"holdout": True}, "holdout must be a whole number, got True"),
+        ({"epochs": 2.5}, "epochs must be a whole number, got 2.5"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"channels_last": "yes"}, "channels_last must be true or false, got 'yes'"),
+        ({"progress": 1}, "progress must be true or false, got 1"),
+        ({"precision": ["fp32"]}, "precision must be fp32, bf16, fp16"),
+        ({"engine": "fast"}, "engine must be dense, sparse, auto, got 'fast'"),
+        ({"recipe": 3}, "recipe must be a Recipe or the name of one, got 3"),
+        ({"min_kept": 2.5}, "min_kept must be a whole number, got 2.5"),
+        ({"seed": 1.7}, "seed must be a whole number, got 1.7"),
+        ({"frozen": "no"}, "frozen must be true or false, got 'no'"),
+        ({"include": 3}, "include must be a pattern of parameter names, or several, got 3"),
+        ({"budget": "flops"}, "budget must be 'weights' or 'macs', got 'flops'"),
+        ({"loss": nn.CrossEntropyLoss()}, "loss must be a function of .* is one of outputs and targets"),
+        ({"sparsity": None}, "sparsity must be given"),
+    ],
+)
+def test_options_that_cannot_act_or_be_are_refused_before_anything_happens(options, message):
+    net = mlp()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises((ValueError, TypeError), match=message):
+        dp.fit(net, examples(), **{"sparsity": 0.5, "epochs": 2, "progress": False, **options})
+    assert same(before, net.state_dict())
+
+
+def test_a_plan_of_ones_own_says_how_long_and_how_sparse():
+    from driveprune.methods import magnitude
+
+    x, y = examples()
+    plan = [dp.Train(4), dp.Prune(magnitude.score, (0.5,)), dp.Train(6)]
+    trained = dp.fit(mlp(), ((x, y), (x, y)), method=plan, progress=False)  # 2 batches an epoch
+    assert [row["epoch"] for row in trained.rows] == [1, 2, 3]
+    assert trained.mask.provenance["sparsity"] == dp.sparsity(trained.mask) == 0.5
+    assert dp.fit(mlp(), (x, y), method=plan, sparsity=0.5, epochs=3, progress=False).rows
+    with pytest.raises(dp.OptionError, match=r"the plan ends at step 6, which is in epoch 3, and the recipe has 7"):
+        dp.fit(mlp(), (x, y), method=plan, epochs=7, progress=False)
+    with pytest.raises(dp.OptionError, match=r"the plan cuts to sparsity 0.5, so sparsity=0.9 would do nothing"):
+        dp.fit(mlp(), (x, y), method=plan, sparsity=0.9, progress=False)
+    with pytest.raises(dp.OptionError, match=r"engine='sparse' would do nothing"):
+        dp.fit(mlp(), (x, y), method=[dp.Train(6)], engine="sparse", progress=False)

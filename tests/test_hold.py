@@ -1,4 +1,5 @@
 import copy
+import gc
 import io
 
 import pytest
@@ -381,7 +382,8 @@ def test_state_dict_keys_do_not_change_and_copies_are_plain():
     assert list(plain.state_dict()) == keys
     assert removed_are_zero(plain, mask)
     held_values = snapshot(net)
-    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 2)
+    with pytest.warns(dp.HoldWarning, match="a copy is not held"):
+        train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 2)
     assert not removed_are_zero(plain, mask)
     plain.load_state_dict(mlp(seed=4).state_dict())
     assert not removed_are_zero(plain, mask)
@@ -582,3 +584,114 @@ def test_a_released_hold_and_a_copied_mask():
     held.release()
     with pytest.raises(ValueError, match="was released"):
         held.update(mask)
+
+
+def state_of(optimizer, net):
+    return {name: optimizer.state[w]["momentum_buffer"] for name, w in net.named_parameters()}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("foreach", "fused_sgd")])
+def test_an_optimiser_that_was_not_named_moves_no_removed_weight(name):
+    """Its state from dense training would; the steps are those under a hold that knows it."""
+    nets = [mlp(), mlp()]
+    optimizers = [OPTIMIZERS[name](net.parameters()) for net in nets]
+    mask = random_mask(nets[0])
+    for net, optimizer, named in zip(nets, optimizers, (True, False), strict=True):
+        train(net, optimizer)
+        dp.hold(net, optimizer if named else None, mask)
+        for _ in range(4):
+            train(net, optimizer, 1)
+            assert removed_are_zero(net, mask)
+            assert name in NEVER_ZERO or state_is_zero(net, optimizer, mask)
+    for a, b in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_second_optimiser_and_one_that_comes_later_are_taken_in():
+    net = mlp()
+    first = torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9)
+    second = torch.optim.SGD([*net[2].parameters(), *net[4].parameters()], lr=0.1, momentum=0.9)
+    for optimizer in (first, second):
+        backward(net)
+        optimizer.step()
+    mask = random_mask(net)
+    held = dp.hold(net, first, mask)
+    for optimizer in (first, second, torch.optim.AdamW(net.parameters(), weight_decay=0.1)):
+        backward(net)
+        optimizer.step()
+        assert removed_are_zero(net, mask)
+    other = random_mask(net, seed=1)
+    held.update(other)
+    assert not second.state[net[2].weight]["momentum_buffer"][~other["2.weight"]].any()
+    saved = copy.deepcopy(second.state_dict())
+    saved["state"][0]["momentum_buffer"].fill_(1.0)
+    second.load_state_dict(saved)
+    assert not second.state[net[2].weight]["momentum_buffer"][~other["2.weight"]].any()
+
+
+def test_after_a_release_or_the_end_of_the_network_nothing_global_is_left():
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+    gc.collect()  # networks of other tests
+    before = len(hooks)
+    net = mlp()
+    held = dp.hold(net, None, random_mask(net))
+    assert len(hooks) == before + 1
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    backward(net)
+    optimizer.step()
+    held.release()
+    assert len(hooks) == before
+    moved = snapshot(net)
+    backward(net)
+    optimizer.step()
+    assert net[0].weight[~held.mask["0.weight"]].any()
+    assert not same(moved, snapshot(net))
+    del held
+    dp.hold(net, None, random_mask(net))
+    assert len(hooks) == before + 1
+    del net, optimizer
+    gc.collect()
+    assert len(hooks) == before
+
+
+def test_an_optimiser_of_another_network_is_left_alone():
+    net, other = mlp(), mlp(seed=1)
+    dp.hold(net, None, random_mask(net))
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    train(other, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert all(value.count_nonzero() == value.numel() for value in list(state_of(optimizer, other).values())[4:])
+
+
+def test_training_a_deep_copy_says_once_that_it_is_not_held():
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    mask = random_mask(net)
+    dp.hold(net, optimizer, mask)
+    copied = copy.deepcopy(net)
+    train(net, optimizer)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=0.1)
+    with pytest.warns(dp.HoldWarning, match="a copy is not held: its removed weights move. Hold it by hold"):
+        train(copied, optimizer, 1)
+    assert not removed_are_zero(copied, mask)
+    assert removed_are_zero(net, mask)
+    train(copied, optimizer, 1)  # said once
+    held_copy = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(held_copy.parameters(), lr=0.1)
+    dp.hold(held_copy, optimizer, mask)
+    train(held_copy, optimizer)
+    assert removed_are_zero(held_copy, mask)
+
+
+def test_what_is_no_optimiser_or_mask_is_named():
+    net = mlp()
+    mask = random_mask(net)
+    for arguments, message in (
+        ((net, mask, None), "mask must be .* got None .the order is hold.model, optimizer, mask"),
+        ((net, mask, mask), "optimizer must be a torch optimiser, several of them or None, got a dict"),
+        ((mask, None, net), "model must be a torch.nn.Module, got a dict .the order is hold"),
+        ((net, 3, mask), "optimizer must be .* got 3"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            dp.hold(*arguments)

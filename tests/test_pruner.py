@@ -1,5 +1,6 @@
 import copy
 import io
+import json
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import driveprune as dp
 from driveprune.mask import kept_count
+from driveprune.methods import magnitude
 from tests.nets import batch, convnet, images, mlp, removed_are_zero, same, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
@@ -202,8 +204,10 @@ def test_bad_scores_in_the_middle_roll_back(value):
 
 
 def test_bad_lengths():
-    for options in ({"epochs": 0}, {"steps_per_epoch": 0}):
-        with pytest.raises(ValueError, match="must be at least 1"):
+    for options in ({"epochs": 0}, {"steps_per_epoch": 0}, {"epochs": 0.1}):
+        with pytest.raises(
+            ValueError, match="epochs must be a number above 0|whole number of at least 1|at least 1 step"
+        ):
             dp.Pruner(mlp(), None, [batch()], sparsity=0.9, **{"epochs": 1, "steps_per_epoch": 1, **options})
     with pytest.raises(ValueError, match="epochs before the cut are more than the whole training"):
         dp.Pruner(mlp(), None, [batch()], sparsity=0.9, epochs=3, steps_per_epoch=1)
@@ -320,16 +324,144 @@ def test_reinit_checks_before_it_draws():
     before = snapshot(net)
     plan = [dp.Reinit(), dp.Train(3)]
     with pytest.raises(ValueError, match="no reset_parameters"):
-        dp.Pruner(net, None, [batch()], method=plan, sparsity=0.5, epochs=1, steps_per_epoch=3)
+        dp.Pruner(net, None, [batch()], method=plan, steps_per_epoch=3)
     assert same(before, snapshot(net))
 
 
 def test_bad_knobs_of_scores():
     for knobs, message in (
         ({"batches_per_cut": 0}, "batches_per_cut must be a whole number of at least 1, got 0"),
-        ({"early_epochs": float("nan")}, "early_epochs must not be negative, got nan"),
+        ({"early_epochs": float("nan")}, "early_epochs must be a number, got nan"),
     ):
         with pytest.raises(ValueError, match=message):
             dp.prune(mlp(), [batch()], sparsity=0.5, knobs=knobs)
     with pytest.raises(ValueError, match="a plan of your own has no knobs, got cuts"):
         dp.Pruner(mlp(), None, method=[dp.Train(1)], sparsity=0.5, epochs=1, steps_per_epoch=1, knobs={"cuts": 1})
+
+
+OTHERS = {
+    "min_kept": (0, 2), "include": ("4.*", ("4.*", "10.*")), "exclude": ((), "0.weight"), "frozen": (False, True),
+    "budget": ("weights", "macs"), "seed": (0, 1), "sparsity": (0.9, 0.5), "epochs": (6, 7),
+    "loss": (dp.gradients.cross_entropy, lambda model, b: F.cross_entropy(model(b[0]), b[1])),
+    "knobs": ({"mode": "training"}, {"mode": "evaluation"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_a_checkpoint_made_with_another_option_is_refused_and_both_values_are_named(option):
+    ours, theirs = OTHERS[option]
+    pruners = []
+    for value in (theirs, ours):
+        net = convnet()
+        net[0].weight.requires_grad_(option != "frozen")
+        given = {"method": "snip", "sparsity": 0.9, "epochs": 6, "steps_per_epoch": 3, option: value}
+        pruners.append(dp.Pruner(net, torch.optim.SGD(net.parameters(), lr=0.1), DATA, **given))
+    state = copy.deepcopy(pruners[0].state_dict())
+    before = pruners[1].state_dict()
+    name = {"knobs": "mode", "epochs": "steps"}.get(option, option)
+    message = f"(another plan|other weights).*its {name} is .*, and that of this pruner "
+    with pytest.raises(ValueError, match=message) as error:
+        pruners[1].load_state_dict(state)
+    if option in ("min_kept", "seed", "frozen", "sparsity"):
+        assert f"its {option} is {theirs!r}, and that of this pruner {ours!r}" in str(error.value)
+    assert same(before["mask"], pruners[1].state_dict()["mask"])
+    pruners[0].load_state_dict(state)
+
+
+def test_checkpoints_from_before_there_were_these_options_still_load():
+    """As the version before wrote them: all knobs, the sparsity that was asked for, and no other option."""
+    *_, pruner = make("drive", min_kept=1)
+    state = copy.deepcopy(pruner.state_dict())
+    old = {
+        "method": "drive", "sparsity": 0.9, "budget": "weights", "seed": 0, "steps": 18, "phases": 3,
+        "knobs": {"early_epochs": 2, "cuts": 5, "fresh": True, "batches_per_cut": 1, "combine": "mean",
+                  "terms": ["magnitude", "connection", "convergence"]},
+    }  # fmt: skip
+    pruner.load_state_dict({**state, "identity": json.dumps(old)})
+    for name, value in (("cuts", 6), ("combine", "squares")):
+        changed = {**old, "knobs": {**old["knobs"], name: value}}
+        with pytest.raises(ValueError, match=f"its {name} is {value!r}, and that of this pruner"):
+            pruner.load_state_dict({**state, "identity": json.dumps(changed)})
+
+
+def test_a_loss_of_a_script_is_that_of_the_module():
+    def loss(model, b):
+        return F.cross_entropy(model(b[0]), b[1])
+
+    *_, pruner = make("snip", loss=loss)
+    state = copy.deepcopy(pruner.state_dict())
+    assert "test_a_loss_of_a_script_is_that_of_the_module.<locals>.loss" in state["identity"]
+    state["identity"] = state["identity"].replace("tests.test_pruner.", "__main__.")
+    pruner.load_state_dict(state)
+    with pytest.raises(ValueError, match="its loss is 'other', and that of this pruner"):
+        pruner.load_state_dict({**state, "identity": json.dumps({**json.loads(state["identity"]), "loss": "other"})})
+
+
+def test_a_plan_of_ones_own_says_how_long_and_how_sparse():
+    plan = [dp.Train(3), dp.Prune(magnitude.score, (0.25, 0.5)), dp.Train(6)]
+    net = convnet()
+    pruner = dp.Pruner(net, torch.optim.SGD(net.parameters(), lr=0.1), DATA, method=plan, steps_per_epoch=3)
+    assert pruner.epochs == 2
+    assert pruner.mask.provenance["sparsity"] == 0
+    for _ in range(3):
+        pruner.step()
+    assert pruner.mask.provenance["sparsity"] == dp.sparsity(pruner.mask) == 0.5
+    assert pruner.mask.provenance["knobs"] == {}
+    dp.Pruner(convnet(), None, DATA, method=plan, sparsity=0.5, epochs=2, steps_per_epoch=3)
+    for options, message in (
+        ({"epochs": 3}, "the plan ends at step 6, which is 2 epochs, so epochs=3 would do nothing"),
+        ({"sparsity": 0.9}, "the plan cuts to sparsity 0.5, so sparsity=0.9 would do nothing"),
+    ):
+        with pytest.raises(dp.OptionError, match=message):
+            dp.Pruner(convnet(), None, DATA, method=plan, steps_per_epoch=3, **options)
+    with pytest.raises(dp.OptionError, match="one of its phases is 3"):
+        dp.Pruner(convnet(), None, DATA, method=[3], steps_per_epoch=3)
+    with pytest.raises(dp.OptionError, match="needs at least one phase"):
+        dp.Pruner(convnet(), None, DATA, method=[], steps_per_epoch=3)
+
+
+def test_provenance_follows_a_plan_of_many_cuts():
+    net, knobs = convnet(), {"cuts": 4}
+    pruner = dp.Pruner(net, None, DATA, method="gmp", sparsity=0.9, epochs=6, steps_per_epoch=3, knobs=knobs)
+    seen = []
+    for _ in range(18):
+        pruner.step()
+        assert pruner.mask.provenance["sparsity"] == dp.sparsity(pruner.mask)
+        seen.append(pruner.mask.provenance["sparsity"])
+    assert len(set(seen)) == 5
+    assert pruner.mask.provenance["asked"] == 0.9
+    assert pruner.held.mask.provenance == pruner.mask.provenance
+
+
+BAD = [
+    ({"scheduler": 3}, "scheduler must be a learning-rate scheduler"),
+    ({"resume": "state"}, "resume must be the state"),
+    ({"epochs": None}, "epochs must be given"),
+    ({"sparsity": None}, "sparsity must be given"),
+    ({"epochs": float("nan")}, "epochs must be a number, got nan"),
+    ({"epochs": True}, "epochs must be a number, got"),
+    ({"steps_per_epoch": 2.5}, "steps_per_epoch must be a whole number, got 2.5"),
+    ({"group": "all"}, "group must be a process group"),
+    ({"progress": "yes"}, "progress must be true or false"),
+    ({"knobs": [1]}, "knobs must be names and values"),
+    ({"method": "erk", "budget": "macs"}, "neither with a method"),
+    ({"method": "imp", "budget": "macs", "min_kept": 1}, "nor with min_kept"),
+    ({"batches": None, "budget": "macs"}, "needs batches"),
+    ({"sparsity": float("nan")}, "sparsity must be in"),
+    ({"optimizer": "adam"}, "optimizer must be a torch optimiser"),
+    ({"seed": 1.7}, "seed must be a whole number, got 1.7"),
+    ({"frozen": 0}, "frozen must be true or false, got 0"),
+    ({"min_kept": -1}, "min_kept must be a whole number of at least 0, got -1"),
+    ({"exclude": [3]}, "exclude must be a pattern"),
+    ({"knobs": {"early_epochs": 9}}, "early_epochs=9.0 .27 steps"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_options_that_cannot_be_change_nothing(options, message):
+    net = convnet()
+    before = snapshot(net)
+    given = {"optimizer": None, "batches": DATA, "sparsity": 0.9, "epochs": 6, "steps_per_epoch": 3, **options}
+    with pytest.raises((ValueError, TypeError), match=message):
+        dp.Pruner(net, given.pop("optimizer"), given.pop("batches"), **given)
+    assert same(before, snapshot(net))

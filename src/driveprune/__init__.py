@@ -9,9 +9,10 @@ from driveprune.batches import Batches, Data, Images
 from driveprune.bench import Bench, bench
 from driveprune.compact import CompactWarning, Gains, compact
 from driveprune.cut import prune
-from driveprune.fit import fit
+from driveprune.fit import RecipeWarning, fit
 from driveprune.graph import CollapseWarning, effective_sparsity
-from driveprune.hold import Held, hold
+from driveprune.hold import Held, HoldWarning, hold
+from driveprune.kinds import OptionError
 from driveprune.mask import Mask, apply, mask_of, prunable, sparsity
 from driveprune.netfile import load, save
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train
@@ -21,6 +22,7 @@ from driveprune.recipes import Recipe
 from driveprune.selection import keep_top
 from driveprune.sparse import Explanation, SparseWarning, densify, explain, sparsify
 from driveprune.summary import Summary, summary
+from driveprune.ties import ScoreWarning
 from driveprune.train import Trained
 
 __all__ = [
@@ -32,15 +34,19 @@ __all__ = [
     "Explanation",
     "Gains",
     "Held",
+    "HoldWarning",
     "Images",
     "Mask",
+    "OptionError",
     "Plan",
     "Preview",
     "Prune",
     "Pruner",
     "Recipe",
+    "RecipeWarning",
     "Reinit",
     "Rewind",
+    "ScoreWarning",
     "Shuffle",
     "SparseWarning",
     "Summary",

@@ -8,12 +8,14 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from itertools import chain
 from typing import Any, Literal
 from zlib import crc32
 
 import torch
+import torch.distributed as dist
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -29,14 +31,24 @@ from driveprune.collectives import (
     size,
     together,
 )
-from driveprune.gradients import cross_entropy, endless, same_generators, scoring
+from driveprune.gradients import (
+    check_collection,
+    check_loss,
+    cross_entropy,
+    endless,
+    same_generators,
+    scoring,
+)
 from driveprune.graph import CollapseWarning, Inputs, check_paths, example_of, positions
+from driveprune.kinds import OptionError, Whole, brief, checked, kinds_of_fields, qualified
 from driveprune.mask import (
     Loss,
     Mask,
     all_weights,
     apply,
     check_fits,
+    check_mask,
+    check_model,
     check_sparsity,
     empty_layers,
     everything,
@@ -46,10 +58,12 @@ from driveprune.mask import (
     prunable,
     restore,
 )
-from driveprune.plan import Plan, Prune, Rewind
+from driveprune.mask import sparsity as sparsity_of
+from driveprune.plan import Plan, Prune, Rewind, final_sparsity
 from driveprune.screen import Screen
 from driveprune.seeds import generator_for, seed_for
 from driveprune.selection import keep_top
+from driveprune.ties import Ties
 
 Progress = bool | Callable[[int, int], None]
 Budget = Literal["weights", "macs"]
@@ -58,11 +72,50 @@ Seconds = defaultdict[str, float]
 """Where the time went: name of the work -> seconds."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `prune`, `Pruner` and `fit` let their user choose alike, checked."""
+
+    loss: Loss
+    include: str | Iterable[str]
+    exclude: str | Iterable[str]
+    frozen: bool
+    min_kept: Whole
+    budget: Budget
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        check_budget(self.budget)
+        kinds = kinds_of_fields(Settings)
+        for name in ("frozen", "min_kept", "seed"):
+            object.__setattr__(self, name, checked(name, getattr(self, name), kinds[name]))
+        for name in ("include", "exclude"):
+            object.__setattr__(self, name, _patterns(name, getattr(self, name)))
+
+    def everything(self, model: nn.Module) -> Mask:
+        """The mask that keeps all weights that are to be pruned."""
+        return everything(prunable(model, include=self.include, exclude=self.exclude, frozen=self.frozen))
+
+    def about(self) -> dict[str, Any]:
+        """All of it, as JSON knows it."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        lists = {name: list(values[name]) for name in ("include", "exclude")}
+        return {**values, **lists, "loss": qualified(self.loss)}
+
+
+def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
+    found = (patterns,) if isinstance(patterns, str) or not isinstance(patterns, Iterable) else tuple(patterns)
+    if not all(isinstance(each, str) for each in found):
+        raise OptionError(f"{name} must be a pattern of parameter names, or several, got {brief(patterns)}")
+    return found
+
+
 def prune(
     model: nn.Module,
     batches: Iterable[Any] | None = None,
     *,
-    sparsity: float,
+    sparsity: float | None = None,
     method: methods.Method = "drive",
     knobs: Mapping[str, Any] | None = None,
     loss: Loss = cross_entropy,
@@ -81,9 +134,10 @@ def prune(
     Args:
         model: the network, wherever it is in training.
         batches: batches to score with, such as a data loader; they start again when they end.
-        sparsity: the fraction of weights to remove, in [0, 1).
-        method: the name of a method, a module, or a score function of your own.
-        knobs: options of the method; `driveprune.methods.knobs(method)` lists them.
+        sparsity: the fraction of weights to remove, in [0, 1). A plan of your own says it already.
+        method: the name of a method, a module, a score function of your own, or a plan of one `Prune`.
+        knobs: options of the method; `driveprune.methods.knobs(method)` lists them. Those that say when to cut, such
+            as `early_epochs`, are for `Pruner` and `fit`.
         loss: (model, batch) -> scalar; by default the cross entropy of model(x) against y for batches (x, y).
         mask: go on from this mask instead of from all prunable weights.
         include: patterns of parameter names to prune as well, see `prunable`.
@@ -98,7 +152,8 @@ def prune(
         group: the processes that prune this network together, each with batches of its own: those of a process
             group, "alone", or by default those of the model's DDP, else all if torch.distributed is at work.
 
-    If anything goes wrong, the model is as it was before.
+    If anything goes wrong, the model is as it was before. The mask's `provenance` says what was done: the options and
+    knobs that acted, and the sparsity that was reached.
 
     >>> import torch
     >>> x, y = torch.randn(64, 10), torch.randint(2, (64,))
@@ -108,32 +163,104 @@ def prune(
     60
 
     """
-    sparsity, seed = check_sparsity(sparsity), int(seed)
+    check_model(model, "prune(model, batches)")
+    check_progress(progress)
+    check_group(group)
+    settings = Settings(
+        loss=loss, include=include, exclude=exclude, frozen=frozen, min_kept=min_kept, budget=budget, seed=seed
+    )
+    sparsity = asked_sparsity(sparsity, method)
     phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
+    acted = _knobs_of_cut(method, sparsity, methods.check_knobs(method, knobs))
+    check_means([phase], settings, batches)
     if mask is not None and (include or exclude or frozen):
         raise ValueError("a mask says already which weights to prune: leave out include, exclude and frozen")
-    start = (
-        Mask(mask)
-        if mask is not None
-        else everything(prunable(model, include=include, exclude=exclude, frozen=frozen))
-    )
+    if mask is not None:
+        check_mask(mask)
     with among(group or group_of(model)):
         kept = cut(
-            model, start, phase, batches, loss=loss, seed=seed, counter=(0, 0), is_last=True, min_kept=min_kept,
-            budget=budget, progress=progress,
+            model, settings.everything(model) if mask is None else Mask(mask), phase, batches, loss=loss,
+            seed=settings.seed, counter=(0, 0), is_last=True, min_kept=settings.min_kept, budget=budget,
+            progress=progress,
         )  # fmt: skip
-    return Mask(kept, provenance(method, knobs, sparsity, seed, budget))
+        return Mask(kept, provenance(method, acted, settings, sparsity, sparsity_of(kept)))
+
+
+def asked_sparsity(sparsity: float | None, method: methods.Method) -> float:
+    """The sparsity to reach: what is asked for, or what a plan of the user's own says; an error if the two differ."""
+    if not isinstance(method, list):
+        if sparsity is None:
+            raise OptionError("sparsity must be given: the fraction of weights to remove, in [0, 1)")
+        return check_sparsity(sparsity)
+    own = final_sparsity(methods.check_own(method))
+    if sparsity is not None and abs(check_sparsity(sparsity) - own) > 1e-9:
+        raise OptionError(
+            f"the plan cuts to sparsity {own:g}, so sparsity={sparsity} would do nothing: leave it out, or change "
+            "the path of the plan's last Prune"
+        )
+    return own
 
 
 def _only_cut(plan: Plan, method: methods.Method) -> Prune:
     """The one Prune phase of a plan, or an error if the plan trains between cuts or rewinds."""
     cuts = [phase for phase in plan if isinstance(phase, Prune)]
-    if len(cuts) != 1 or any(isinstance(phase, Rewind) for phase in plan):
+    is_own = isinstance(method, list)
+    if len(cuts) != 1 or any(is_own or isinstance(phase, Rewind) for phase in plan if phase is not cuts[0]):
         raise ValueError(
             f"{methods.describe(method)} trains between its cuts, and prune() only cuts: "
             "use driveprune.Pruner in your training loop"
+            + (", or pass a plan of one Prune and nothing else" if is_own else "")
         )
     return cuts[0]
+
+
+def _knobs_of_cut(method: methods.Method, sparsity: float, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs that act on the cut alone; an error if one is given that acts on the training around it."""
+    acted = methods.acting(
+        method, lambda values: _only_cut(methods.make_plan(method, sparsity, 0, 0, values), method), given
+    )
+    if given.keys() <= acted.keys():
+        return acted
+    trains = methods.acting(method, lambda values: methods.make_plan(method, sparsity, 10**6, 1000, values), given)
+    if idle := [name for name in given if name in trains and name not in acted]:
+        raise OptionError(
+            f"{idle[0]}={given[idle[0]]!r} would do nothing: it says how {methods.describe(method)} trains, and "
+            "prune() only cuts, now. It is a knob for driveprune.Pruner and driveprune.fit, which follow the plan"
+        )
+    return acted
+
+
+def check_progress(progress: Any) -> None:
+    """An error if this is neither yes, nor no, nor a function that is told."""
+    if not callable(progress) or isinstance(progress, type):
+        checked("progress", progress, bool)
+
+
+def check_group(group: Any) -> None:
+    """An error if this is no group of processes."""
+    if not (group is None or group == "alone" or isinstance(group, dist.ProcessGroup)):
+        raise OptionError(f'group must be a process group of torch.distributed, "alone" or None, got {brief(group)}')
+
+
+def check_means(plan: Plan, settings: Settings, batches: Any) -> None:
+    """An error, before anything happens, if cuts of a plan cannot be made as they are asked for."""
+    if batches is not None:
+        check_collection(batches)
+    if settings.budget == "macs" and any(isinstance(phase, Prune) for phase in plan):
+        check_macs(plan, settings.min_kept)
+        if batches is None:
+            raise ValueError(
+                "a budget of multiply-adds needs batches: their first example shows how often weights are used"
+            )
+
+
+def check_macs(plan: Plan, min_kept: int = 0) -> None:
+    """An error if a plan cannot be carried out with a budget of multiply-adds."""
+    if min_kept or any(isinstance(phase, Prune) and phase.scope != "global" for phase in plan):
+        raise OptionError(
+            'budget="macs" needs weights that compete globally, by their score per multiply-add: it goes neither '
+            "with a method that fixes the count of each layer, such as erk, nor with min_kept"
+        )
 
 
 def cut(
@@ -190,6 +317,7 @@ def _along_the_path(
     seconds: Seconds,
 ) -> Mask:
     """Score, keep the best and apply, for each sparsity of the path."""
+    ties = Ties(len(phase.path), phase.revive)
     if not phase.revive:
         apply(model, mask)
     for number, reached in _shown(phase.path, progress):
@@ -201,11 +329,14 @@ def _along_the_path(
             scores = phase.score(plain, mask, feed.cut(), loss=loss, generator=generator)
         seconds["scoring"] += time.perf_counter() - start
         scope = phase.scope(mask, reached) if callable(phase.scope) else phase.scope
-        mask = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive, costs=costs)
+        kept = keep_top(scores, mask, reached, scope=scope, min_kept=min_kept, revive=phase.revive, costs=costs)
+        ties.look(scores, mask, kept, number)
         del scores  # before the next ones are made
+        mask = kept
         if not phase.revive:
             apply(model, mask)
     apply(model, mask)
+    ties.warn()
     return mask
 
 
@@ -233,8 +364,7 @@ def check_budget(budget: Budget) -> Budget:
 
 def _costs(model: nn.Module, mask: Mask, phase: Prune, feed: _Feed, loss: Loss, min_kept: int) -> dict[str, float]:
     """How many multiply-adds each weight takes for one example, by name."""
-    if callable(phase.scope) or phase.scope != "global" or min_kept:
-        raise ValueError("a budget of multiply-adds needs a method whose weights compete globally, without min_kept")
+    check_macs([phase], min_kept)
     example = feed.example(model, loss)
     if example is None:
         raise ValueError(
@@ -316,16 +446,15 @@ class _Feed:
 
 
 def provenance(
-    method: methods.Method, knobs: Mapping[str, Any] | None, sparsity: float, seed: int, budget: Budget = "weights"
+    method: methods.Method, knobs: Mapping[str, Any], settings: Settings, asked: float, reached: float
 ) -> dict[str, Any]:
     """Where a mask comes from: what `driveprune.save` writes beside it."""
-    known = {} if isinstance(method, list) else methods.knobs(method)
     packages = ("driveprune", "torch", "numpy")
     return {
         "method": methods.describe(method),
-        "knobs": json.loads(json.dumps({**known, **(knobs or {})}, default=repr)),
-        "sparsity": sparsity,
-        "budget": budget,
-        "seed": seed,
+        "knobs": json.loads(json.dumps(knobs, default=repr)),
+        "sparsity": reached,
+        "asked": asked,
+        **settings.about(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }

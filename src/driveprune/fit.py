@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -14,12 +15,14 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from driveprune import methods, recipes
-from driveprune.batches import Batches, Data, split, subset
+from driveprune.batches import Batches, Data, augmentation, crop_and_flip, split, subset
 from driveprune.collectives import rank, share_of, size
-from driveprune.cut import Budget, Progress
-from driveprune.engine import EngineName
+from driveprune.cut import Budget, Progress, Settings
+from driveprune.engine import EngineName, engine_of
 from driveprune.gradients import batch_size, cross_entropy, generators_of
-from driveprune.mask import Loss, check_ordinary
+from driveprune.kinds import Amount, OptionError, Whole, brief, checked
+from driveprune.mask import Loss, check_model, check_ordinary
+from driveprune.plan import Plan, Prune, final_step
 from driveprune.progress import shown
 from driveprune.pruner import Pruner
 from driveprune.recipes import Recipe
@@ -46,7 +49,7 @@ def fit(
     model: nn.Module,
     data: OwnData,
     *,
-    sparsity: float,
+    sparsity: float | None = None,
     method: methods.Method = "drive",
     knobs: Mapping[str, Any] | None = None,
     recipe: Recipe | str | None = None,
@@ -79,9 +82,14 @@ def fit(
         model: the network, freshly built, on the device where it shall train.
         data: a `Data` of `driveprune.datasets`; or (training, test), each a pair of tensors (x, y) or a loader
             that can be iterated again and again; or training data alone.
-        sparsity, method, knobs, include, exclude, frozen, min_kept, budget: as for `prune`.
-        recipe: the settings of the training, a `Recipe` or its name; by default the general one of `strong`.
-        epochs: another number of epochs; the recipe's schedule, early epochs and cycles are scaled with it.
+        sparsity, method, knobs, include, exclude, frozen, min_kept, budget: as for `prune`; the method's plan is
+            followed from its start to its end.
+        recipe: the settings of the training, a `Recipe` or its name; by default the general one of `strong`. Which
+            data and model it is for is for you to say: they are those that you pass. Crops and flips are for images,
+            (N, C, H, W). A loader makes its own batches; what a recipe that you name says of them, and they do not
+            do, is told by a `RecipeWarning`.
+        epochs: another number of epochs; the recipe's schedule, early epochs and cycles are scaled with it. A plan of
+            your own says how many there are.
         holdout: so many training images are held out, and the best epoch is chosen by them.
         loss: (model, batch) -> scalar; by default the cross entropy, smoothed as the recipe says.
         measure: (model, batch) -> a value an example; by default 1 where the largest output is the target.
@@ -99,12 +107,30 @@ def fit(
     60
 
     """
+    check_model(model, "fit(model, data)")
     check_ordinary(model)
+    settings = Settings(
+        loss=loss or cross_entropy, include=include, exclude=exclude, frozen=frozen, min_kept=min_kept, budget=budget,
+        seed=seed,
+    )  # fmt: skip
     chosen = _recipe(recipe, epochs)
+    holdout, every = checked("holdout", holdout, Whole), checked("every", every, Amount)
+    channels_last, progress = checked("channels_last", channels_last, bool), checked("progress", progress, bool)
+    _check_checkpoints(checkpoints, every)
+    _check_engine(engine, method)
     device = next(model.parameters()).device
+    seed = settings.seed
+    if channels_last:
+        _check_images(model)
+    training, tests = sources(data, chosen, holdout=holdout, seed=seed, device=device, channels_last=channels_last)
+    if isinstance(method, list):
+        chosen = _of_length(chosen, method, len(training), is_given=recipe is not None or epochs is not None)
+    if measure is not right and not tests:
+        raise OptionError("measure would do nothing without test data: pass (training, test), or a holdout")
+    if recipe is not None:
+        _warn_of_unused(chosen, training, loss)
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    training, tests = sources(data, chosen, holdout=holdout, seed=seed, device=device, channels_last=channels_last)
     training, tests = _shared(training), {name: _shared(source) for name, source in tests.items()}
     used_loss = loss or partial(cross_entropy, smoothing=chosen.label_smoothing)
     optimizer = chosen.make_optimizer(model)
@@ -113,7 +139,8 @@ def fit(
 
     def make_pruner(resume: Mapping[str, Any] | None, tell: Progress) -> Pruner:
         return Pruner(
-            model, optimizer, training, sparsity=sparsity, epochs=chosen.epochs, steps_per_epoch=len(training),
+            model, optimizer, training, sparsity=sparsity, steps_per_epoch=len(training),
+            epochs=None if isinstance(method, list) else chosen.epochs,
             method=method, knobs=given, loss=used_loss, scheduler=scheduler, include=include, exclude=exclude,
             frozen=frozen, min_kept=min_kept, budget=budget, seed=seed, progress=tell, resume=resume,
         )  # fmt: skip
@@ -135,7 +162,74 @@ def _shared(source: Source) -> Source:
 
 def _recipe(recipe: Recipe | str | None, epochs: int | None) -> Recipe:
     chosen = recipes.get(recipe or "strong-general") if recipe is None or isinstance(recipe, str) else recipe
+    if not isinstance(chosen, Recipe):
+        raise OptionError(f"recipe must be a Recipe or the name of one, got {brief(recipe)}")
     return recipes.scaled(chosen, epochs=epochs)
+
+
+def _check_engine(engine: EngineName, method: methods.Method) -> None:
+    if engine_of(engine) != "dense" and isinstance(method, list) and not any(isinstance(p, Prune) for p in method):
+        raise OptionError(
+            f"engine={engine!r} would do nothing: it trains what a cut leaves, and the plan does not cut"
+        )
+
+
+def _check_checkpoints(checkpoints: Any, every: float) -> None:
+    if checkpoints is None and every != 60.0:
+        raise OptionError(f"every={every} would do nothing without checkpoints: pass where states are to be kept")
+    if checkpoints is not None and not all(callable(getattr(checkpoints, name, None)) for name in ("load", "save")):
+        raise OptionError(f"checkpoints must have load() and save(state), got {brief(checkpoints)}")
+
+
+def _check_images(model: nn.Module) -> None:
+    if not any(parameter.dim() == 4 for parameter in model.parameters()):
+        raise OptionError("channels_last=True would do nothing: it is for convolutions of images, and there are none")
+
+
+def _of_length(recipe: Recipe, plan: Plan, steps_per_epoch: int, *, is_given: bool) -> Recipe:
+    """A recipe as long as a plan of the user's own; an error if the user asked for another length."""
+    epochs = max(1, ceil(final_step(plan) / steps_per_epoch))
+    if is_given and epochs != recipe.epochs:
+        raise OptionError(
+            f"the plan ends at step {final_step(plan)}, which is in epoch {epochs}, and the recipe has "
+            f"{recipe.epochs} epochs: say epochs={epochs}, or change the plan's last Train"
+        )
+    return recipes.scaled(recipe, epochs=epochs)
+
+
+class RecipeWarning(UserWarning):
+    """A recipe says something of the data that a loader of the user's own does not do."""
+
+
+def _warn_of_unused(recipe: Recipe, training: Source, loss: Loss | None) -> None:
+    """Say what of a recipe that the user has named does not act."""
+    unused = []
+    if isinstance(training, Loader):
+        size = training.size()
+        if size is not None and size != recipe.batch:
+            unused.append(f"batch={recipe.batch} (the loader's batches have {size} examples)")
+        unused += [f"{name}={value}" for name, value in {**_augmentation(recipe), **_choice(recipe)}.items()]
+    if loss is not None and recipe.label_smoothing:
+        unused.append(f"label_smoothing={recipe.label_smoothing} (the loss is yours)")
+    if unused:
+        warnings.warn(
+            f"of the recipe there is no use for {', '.join(unused)}: the batches of a loader and a loss of your own "
+            "are taken as they are. Its learning rate was chosen with them",
+            RecipeWarning,
+            stacklevel=3,
+        )
+
+
+def _augmentation(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe does to images, without what it leaves alone."""
+    found = {"padding": recipe.padding, "flip": recipe.flip}
+    return {name: value for name, value in found.items() if value}
+
+
+def _choice(recipe: Recipe) -> dict[str, Any]:
+    """How many images of its data set a recipe takes, if not all."""
+    found = {"images": recipe.images, "test_images": recipe.test_images}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def sources(
@@ -145,7 +239,10 @@ def sources(
     if isinstance(data, Data):
         return _image_sources(data, recipe, holdout, seed, device, channels_last)
     training, test = _parts(data)
-    source, tests = _source(training, recipe.batch, seed), {} if test is None else {"test": _source(test, 500, None)}
+    source = _source(training, recipe.batch, seed, channels_last)
+    tests = {} if test is None else {"test": _source(test, 500, None, channels_last)}
+    if isinstance(source, Tensors):
+        source = _augmented(source, recipe)
     if holdout:
         if not isinstance(source, Tensors):
             raise ValueError("holdout needs data as tensors: hold out some yourself and pass them as the test data")
@@ -165,11 +262,31 @@ def _image_sources(
     return batches(training, size=recipe.batch, padding=recipe.padding, flip=recipe.flip, seed=seed), tests
 
 
-def _source(data: Any, size: int, seed: int | None) -> Source:
+def _augmented(source: Tensors, recipe: Recipe) -> Tensors:
+    """Tensors of images with the crops and flips of a recipe; an error if it wants them of something else."""
+    wanted = ", ".join(f"{name}={value}" for name, value in _augmentation(recipe).items())
+    if chosen := _choice(recipe):
+        said = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        raise OptionError(
+            f"the recipe has {said}, so many images of its data set, and yours are tensors: choose among them "
+            "yourself, and leave it out by dataclasses.replace(recipe, images=None, test_images=None)"
+        )
+    if wanted and source.x.dim() != 4:
+        raise OptionError(
+            f"the recipe has {wanted}, crops and flips of images (N, C, H, W), but the inputs have shape "
+            f"{tuple(source.x.shape)}: leave them out by dataclasses.replace(recipe, padding=0, flip=False), or take "
+            "the recipe strong-general"
+        )
+    return replace(source, padding=recipe.padding, flip=recipe.flip)
+
+
+def _source(data: Any, size: int, seed: int | None, channels_last: bool) -> Source:
     """Tensors or a loader as a source; without a seed in the given order."""
     if _is_tensors(data):
         x, y = data
-        return Tensors(x, y, size, seed)
+        if channels_last and x.dim() != 4:
+            raise OptionError(f"channels_last is for images (N, C, H, W), but the inputs have shape {tuple(x.shape)}")
+        return Tensors(x, y, size, seed, channels_last=channels_last)
     if isinstance(data, Dataset):
         raise TypeError("a Dataset has single examples: wrap it in a torch.utils.data.DataLoader with a batch size")
     if not hasattr(data, "__len__") or iter(data) is data:
@@ -179,7 +296,7 @@ def _source(data: Any, size: int, seed: int | None) -> Source:
         )
     if len(data) == 0:
         raise ValueError("a loader of data must have at least one batch, got an empty one")
-    return Loader(data, seed)
+    return Loader(data, seed, channels_last=channels_last)
 
 
 def _parts(data: Any) -> tuple[Any, Any]:
@@ -195,6 +312,9 @@ def _is_tensors(data: Any) -> bool:
 class Tensors:
     """Inputs and targets in memory, in batches of a size; shuffled by (seed, cycle, epoch), or not without a seed.
 
+    With `padding`, images are cropped at random out of themselves with so many zeros on each side; with `flip`, half
+    of them are mirrored: the same ones that `Batches` would choose.
+
     >>> source = Tensors(torch.arange(5), torch.arange(5), size=2, seed=0)
     >>> len(source), [len(x) for x, y in source.epoch(0, 0)]
     (3, [2, 2, 1])
@@ -206,6 +326,9 @@ class Tensors:
     seed: int | None
     share: tuple[int, int] = (0, 1)
     """(rank, ranks): of each batch only this rank's share comes out."""
+    padding: int = 0
+    flip: bool = False
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -222,9 +345,16 @@ class Tensors:
         order = torch.arange(len(self.x))
         if self.seed is not None:
             order = torch.randperm(len(self.x), generator=generator_for(self.seed, "order", cycle, number))
-        for chosen in order[start * self.size :].split(self.size):  # type: ignore[no-untyped-call]
-            own = chosen[share_of(len(chosen), self.share)]
-            yield self.x[own], self.y[own]
+        batches = order[start * self.size :].split(self.size)  # type: ignore[no-untyped-call]
+        for step, chosen in enumerate(batches, start):
+            share = share_of(len(chosen), self.share)
+            own = chosen[share]
+            x = self.x[own]
+            if self.padding or self.flip:
+                places = augmentation(self.seed or 0, (cycle, number, step), len(chosen), self.padding, self.flip)
+                top, left, flipped = (place[share].to(x.device) for place in places)
+                x = crop_and_flip(x, top, left, flipped, self.padding)
+            yield x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, self.y[own]
 
     def split(self, holdout: int) -> tuple[Tensors, Tensors]:
         """Training and held-out data, the same for every seed."""
@@ -233,9 +363,14 @@ class Tensors:
         order = torch.randperm(len(self.x), generator=generator_for(0, "holdout"))
         kept, held = order[holdout:], order[:holdout]
         return (
-            Tensors(self.x[kept], self.y[kept], self.size, self.seed),
-            Tensors(self.x[held], self.y[held], 500, None),
+            replace(self, x=self.x[kept], y=self.y[kept]),
+            Tensors(self.x[held], self.y[held], 500, None, channels_last=self.channels_last),
         )
+
+
+def _channels_last(leaf: Any) -> Any:
+    is_images = isinstance(leaf, Tensor) and leaf.dim() == 4
+    return leaf.contiguous(memory_format=torch.channels_last) if is_images else leaf
 
 
 @dataclass(frozen=True)
@@ -246,9 +381,17 @@ class Loader:
     seed: int | None
     share: tuple[int, int] = (0, 1)
     """(rank, ranks): of each batch only this rank's share comes out."""
+    channels_last: bool = False
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    def size(self) -> int | None:
+        """How many examples a batch has, as far as that is plain to see without drawing one."""
+        known = getattr(self.batches, "batch_size", None)
+        if known is None and isinstance(self.batches, Sequence):
+            known = batch_size(self.batches[0])
+        return known if isinstance(known, int) else None
 
     def __iter__(self) -> Iterator[Any]:
         self._seed("epoch", "scoring", 0)
@@ -256,6 +399,8 @@ class Loader:
 
     def _own(self, batch: Any) -> Any:
         """The rank's share of a batch: of every tensor in it that has as many rows as there are examples."""
+        if self.channels_last:
+            batch = tree_map(_channels_last, batch)
         if self.share == (0, 1):
             return batch
         count = batch_size(batch)

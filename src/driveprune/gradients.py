@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Literal
 
@@ -16,10 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from driveprune import collectives
 from driveprune.collectives import is_sharded, local, placed, together
+from driveprune.kinds import Count, Mode, OptionError, brief, checked, qualified
 from driveprune.mask import Loss, owners, parameters, unwrap
 from driveprune.whole import summed_part, whole_weights
 
@@ -40,8 +43,7 @@ def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
     """One batch after the other, from the start again when they end; a one-shot iterator that ends raises."""
     if batches is None:
         raise ValueError("this method looks at data: pass batches, a list of batches or a data loader")
-    if isinstance(batches, tuple) and batches and all(isinstance(part, Tensor) for part in batches):
-        raise ValueError("batches must be a collection of batches, got one batch: pass [(x, y)]")
+    check_collection(batches)
     if isinstance(batches, DataLoader) and batches.persistent_workers:
         batches = copy.copy(batches)  # workers of our own: the user's may be in the middle of an epoch
         batches._iterator = None
@@ -60,6 +62,53 @@ def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
             )
 
 
+def check_collection(batches: Any) -> None:
+    """An error if this is no collection of batches, but one batch, single examples, or something else."""
+    if isinstance(batches, tuple) and batches and all(isinstance(part, Tensor) for part in batches):
+        raise ValueError("batches must be a collection of batches, got one batch: pass [(x, y)]")
+    if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
+        raise OptionError(
+            "batches must be a collection of batches, and a Dataset has single examples: wrap this "
+            f"{type(batches).__name__} in a torch.utils.data.DataLoader with a batch size"
+        )
+    if isinstance(batches, str | Mapping | Tensor | nn.Module) or not (
+        hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    ):
+        raise OptionError(
+            "batches must be a collection of batches, such as a data loader or a list of (x, y), got "
+            f"{brief(batches)}"
+        )
+
+
+_TEACH = "write loss=lambda model, batch: criterion(model(batch[0]), batch[1])"
+
+
+def check_loss(loss: Any) -> None:
+    """An error if this is no loss of (model, batch), but one of (output, target), as those of torch are."""
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    kind = type(inner) if isinstance(inner, nn.Module) else inner
+    is_torchs = (getattr(kind, "__module__", None) or "").partition(".")[0] == "torch"
+    wrong = ""
+    if is_torchs or isinstance(loss, type):
+        wrong = f"and {qualified(loss)} is one of outputs and targets"
+    elif not callable(loss):
+        wrong = f"got {brief(loss)}"
+    elif not _takes_two(loss):
+        wrong = f"and {qualified(loss)} does not take these two"
+    if wrong:
+        raise OptionError(f"loss must be a function of (model, batch) that returns a scalar, {wrong}: {_TEACH}")
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # the signature of this function is not known
+        return True
+    return True
+
+
 def batch_size(batch: Any) -> int:
     """How many examples a batch holds: the length of the first tensor in it (1 where there is none)."""
     if isinstance(batch, Tensor):
@@ -74,10 +123,8 @@ def batch_size(batch: Any) -> int:
 
 def check_batches(count: int, combine: str = "mean") -> None:
     """An error if so many batches cannot be combined in this way."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"batches_per_cut must be a whole number of at least 1, got {count!r}")
-    if combine not in ("mean", "squares"):
-        raise ValueError(f'combine must be "mean" or "squares", got {combine!r}')
+    checked("batches_per_cut", count, Count)
+    checked("combine", combine, Literal["mean", "squares"])
 
 
 def gradients(
@@ -246,6 +293,11 @@ def _finite(value: Any, where: Callable[[], str]) -> Tensor:
         raise ValueError(f"loss must return a scalar tensor, got {_describe(value)}")
     if not value.isfinite():
         raise ValueError(f"the loss is {value.item()} on a scoring batch; {where()}")
+    if not value.requires_grad:
+        raise ValueError(
+            "the loss has no gradient, so no weight can be scored by it: it must use the model's output without "
+            ".detach(), .item(), .argmax() or torch.no_grad()"
+        )
     return value
 
 
@@ -371,6 +423,14 @@ def _fresh_casts() -> Iterator[None]:
         yield
     finally:
         torch.clear_autocast_cache()
+
+
+@contextmanager
+def in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """The model in evaluation mode for a while, or as it is, as in training."""
+    checked("mode", mode, Mode)
+    with evaluating(model) if mode == "evaluation" else nullcontext():
+        yield
 
 
 @contextmanager

@@ -4,23 +4,28 @@ Gradients are masked as they are accumulated, so that clipping, gradient accumul
 only kept weights; once more before a step, for gradients that were set by hand; weights are set to zero again
 after each step, for optimisers that move weights without a gradient; the optimiser's state is zero at removed
 places, also after it was loaded (but where an optimiser keeps it above a positive floor, as Adamax and Rprop do, or
-for whole rows and columns, as Adafactor does). The network stays an ordinary network: no wrappers, no renamed
-parameters.
+for whole rows and columns, as Adafactor does). An optimiser that was not named when the hold was made, or came later,
+is taken in just before its first step on held weights. The network stays an ordinary network: no wrappers, no renamed
+parameters. A copy of it is not held.
 """
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
 from driveprune.collectives import local, part
-from driveprune.mask import Mask, bits, check_fits, owners, zero_removed
+from driveprune.kinds import OptionError, brief
+from driveprune.mask import Mask, bits, check_fits, check_mask, check_model, owners, zero_removed
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
 
@@ -30,8 +35,12 @@ def hold(model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) ->
 
     Args:
         model: the network, compiled or not.
-        optimizer: the optimiser of its weights, several of them, or None.
+        optimizer: the optimiser of its weights, several of them, or None. One that is not named here is taken in at
+            its first step on held weights.
         mask: name -> True where the weight is kept.
+
+    A copy of the network (`copy.deepcopy`, a pickle, what `compact` makes) is not held: hold it, too, if you train
+    it. A deep copy whose weights an optimiser steps without a hold says so, once, by a `HoldWarning`.
 
     >>> net = nn.Linear(2, 1)
     >>> optimizer = torch.optim.Adam(net.parameters(), weight_decay=0.1)
@@ -46,10 +55,16 @@ def hold(model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) ->
     return Held(model, optimizer, mask)
 
 
+class HoldWarning(UserWarning):
+    """A copy of a held network is trained, and nothing holds it."""
+
+
 class Held:
     """A hold on a network: `mask` is what is kept; `update` changes it, `release` lets go."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizers, mask: Mapping[str, Tensor]) -> None:
+        check_model(model, "hold(model, optimizer, mask)")
+        check_mask(mask, "hold(model, optimizer, mask)")
         weights = check_fits(model, mask)
         self._optimizers = listed(optimizer)
         check_free(weights, self._optimizers)
@@ -63,6 +78,11 @@ class Held:
             if held:
                 hook = _AfterLoad(self, held)
                 self._handles.append(module.register_load_state_dict_post_hook(hook))  # type: ignore[no-untyped-call]
+        self._adopted: list[weakref.ref[Optimizer]] = []
+        self._copies: list[TensorWeakRef] = []
+        """Weights of deep copies of the network, which nothing holds."""
+        self._handles.append(watching := register_optimizer_step_pre_hook(_EveryStep(self)))
+        weakref.finalize(self, watching.remove)  # a network that is gone leaves no hook behind
         self.clean()
 
     @property
@@ -98,7 +118,7 @@ class Held:
         """Set everything to zero at removed places: weights, gradients and the optimisers' state."""
         self._clean_weights()
         self._clean_gradients()
-        for optimizer in self._optimizers:
+        for optimizer in self._all_optimizers():
             self._clean_state(optimizer)
         for keeper in self._keepers.values():
             keeper.forget()
@@ -109,6 +129,39 @@ class Held:
             optimizer.register_step_post_hook(lambda *_: self._clean_weights()),
             optimizer.register_load_state_dict_post_hook(self._clean_state),
         ]
+
+    def _all_optimizers(self) -> list[Optimizer]:
+        return [*self._optimizers, *(one for known in self._adopted if (one := known()) is not None)]
+
+    def _adopt(self, optimizer: Optimizer) -> None:
+        """Before a step of any optimiser: take it in if it trains held weights and was not known."""
+        if any(one is optimizer for one in self._all_optimizers()):
+            return
+        trained = {weight for group in optimizer.param_groups for weight in group["params"]}
+        if any(keeper.weight in trained for keeper in self._keepers.values()):
+            self._adopted.append(weakref.ref(optimizer))
+            self._handles += self._watch(optimizer)
+            self._clean_gradients()
+            self._clean_state(optimizer)
+        elif self._copies:
+            self._warn_of_copies(trained)
+
+    def _warn_of_copies(self, trained: set[Tensor]) -> None:
+        copies = [copied for one in self._copies if (copied := one()) is not None]
+        if any(copied in trained and copied.grad is not None and not _is_held(copied) for copied in copies):
+            self._copies.clear()
+            warnings.warn(
+                "a copy of a held network is trained, and a copy is not held: its removed weights move. Hold it by "
+                "hold(copy, optimizer, mask)",
+                HoldWarning,
+                stacklevel=6,
+            )
+
+    def copied(self, memo: Mapping[int, Any]) -> None:
+        """Note the weights that a deep copy of the network has made of the held ones."""
+        found = [memo.get(id(keeper.weight)) for keeper in self._keepers.values()]
+        known = {id(one()) for one in self._copies}
+        self._copies += [TensorWeakRef(one) for one in found if isinstance(one, Tensor) and id(one) not in known]
 
     def _before_step(self) -> None:
         for keeper in self._keepers.values():
@@ -154,17 +207,19 @@ class Held:
 
 def listed(optimizer: Optimizers) -> list[Optimizer]:
     """The optimisers as a list, or an error that names what is none."""
-    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers: list[Any] = [optimizer]
+    if optimizer is None or (isinstance(optimizer, Iterable) and not isinstance(optimizer, Mapping | str)):
+        optimizers = list(optimizer or ())
     for one in optimizers:
         if not isinstance(one, Optimizer):
-            raise TypeError(f"optimizer must be a torch optimiser, several of them or None, got {type(one).__name__}")
+            raise OptionError(f"optimizer must be a torch optimiser, several of them or None, got {brief(one)}")
     return optimizers
 
 
 def check_free(weights: Mapping[str, Tensor], optimizers: list[Optimizer]) -> None:
     """An error if these weights cannot be held: held already, or trained by other optimisers."""
     for name, weight in weights.items():
-        if any(isinstance(hook, _MaskGradient) for hook in _hooks(weight)):
+        if _is_held(weight):
             raise ValueError(f"{name} is held already: call update(mask) or release() on that hold")
     trained = {w for one in optimizers for group in one.param_groups for w in group["params"]}
     if optimizers and weights and trained.isdisjoint(weights.values()):
@@ -178,8 +233,9 @@ def _copy(mask: Mapping[str, Tensor]) -> Mask:
     return Mask({name: kept.clone() for name, kept in mask.items()}, getattr(mask, "provenance", None))
 
 
-def _hooks(weight: Tensor) -> list[Any]:
-    return list((getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values())
+def _is_held(weight: Tensor) -> bool:
+    hooks = getattr(weight, "_post_accumulate_grad_hooks", None) or {}
+    return any(isinstance(hook, _MaskGradient) for hook in hooks.values())
 
 
 Place = tuple[Optimizer, str] | None
@@ -301,6 +357,18 @@ class _MaskGradient:
         self._keeper.clean_gradient()
 
 
+class _EveryStep:
+    """Tells a hold of the steps of all optimisers, and does not keep it alive."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = weakref.ref(held)
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
+        held = self._held()
+        if held is not None:
+            held._adopt(optimizer)
+
+
 class _AfterLoad:
     """Reapplies a hold after a module's load_state_dict; copies and pickles of the module get a blank."""
 
@@ -310,7 +378,8 @@ class _AfterLoad:
     def __call__(self, module: nn.Module, _: Any) -> None:
         self._held._loaded(module, self._names)
 
-    def __deepcopy__(self, _: Any) -> Callable[..., None]:
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Callable[..., None]:
+        self._held.copied(memo)
         return _blank
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:

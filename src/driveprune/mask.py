@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.swa_utils import AveragedModel
 
 from driveprune.collectives import counted, is_sharded, local, part, placed, reshard
+from driveprune.kinds import OptionError, brief
 
 Scores = dict[str, Tensor]
 """Parameter name -> score of each weight; higher is kept."""
@@ -65,6 +67,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     >>> unwrap(nn.DataParallel(net := nn.Linear(2, 2))) is net
     True
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model must be a torch.nn.Module, got {brief(model)}")
     while True:
         if "_orig_mod" in model._modules:  # torch.compile
             model = model.get_submodule("_orig_mod")
@@ -126,6 +130,7 @@ def prunable(
     >>> list(prunable(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))))
     ['0.weight', '3.weight']
     """
+    check_model(model)
     include, exclude = _patterns(include), _patterns(exclude)
     chosen: dict[str, nn.Parameter] = {}
     used: set[str] = set()
@@ -267,6 +272,8 @@ def mask_of(
 
 def check_sparsity(sparsity: float) -> float:
     """The sparsity itself, or an error that says what is wrong with it."""
+    if isinstance(sparsity, Tensor | np.ndarray) and sparsity.ndim == 0:
+        sparsity = sparsity.item()
     if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
         raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}")
     if not 0 <= sparsity < 1:
@@ -284,8 +291,41 @@ def kept_count(size: int, sparsity: float) -> int:
     return max(1, round((1 - check_sparsity(sparsity)) * size))
 
 
+def check_model(model: Any, call: str = "") -> None:
+    """An error if this is no network whose weights can be pruned; `call` is how the caller is called."""
+    order = f" (the order is {call})" if call else ""
+    if not isinstance(model, nn.Module):
+        hint = ", not the model itself: build one" if isinstance(model, type) and issubclass(model, nn.Module) else ""
+        raise OptionError(f"model must be a torch.nn.Module, got {brief(model)}{hint}{order}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(
+            f"model must be a plain torch.nn.Module, got a {type(model).__name__}, a program in which weights and "
+            "hooks are out of reach: prune the model that it was made from, and trace or script the result"
+        )
+    if empty := next((name for name, parameter in model.named_parameters() if parameter.is_meta), None):
+        raise OptionError(
+            f"{empty} has no values (it is on the meta device): build the model for real, or load it first"
+        )
+
+
+def check_mask(mask: Any, call: str = "") -> None:
+    """An error if this is no mask; `call` is how the caller is called."""
+    order = f" (the order is {call})" if call else ""
+    if not isinstance(mask, Mapping):
+        raise OptionError(
+            f"mask must be parameter name -> boolean tensor, as prune() returns it, got {brief(mask)}{order}"
+        )
+    for name, kept in mask.items():
+        if not isinstance(name, str) or not isinstance(kept, Tensor):
+            raise OptionError(
+                f"mask must be parameter name -> boolean tensor, got {brief(name)} -> {brief(kept)}{order}"
+            )
+
+
 def check_fits(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
     """The parameters that a mask is for, or an error that names the first one that does not fit."""
+    check_model(model)
+    check_mask(mask)
     weights = parameters(model)
     chosen = {}
     for name, kept in mask.items():
@@ -362,6 +402,7 @@ def restore(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None
 
 def kept_weights(mask: Mapping[str, Tensor]) -> int:
     """How many weights a mask keeps."""
+    check_mask(mask)
     return sum(counted(mask).values())
 
 

@@ -24,7 +24,8 @@ from driveprune.collectives import is_sharded
 from driveprune.container import Kind, checked_shape
 from driveprune.files import TensorFile, parsed_json, read_file, write_tensors
 from driveprune.gaps import Gaps, checked, common, decode, encode, entropy_bits
-from driveprune.mask import Mask, check_fits, check_ordinary, owners
+from driveprune.kinds import OptionError, brief, check_path
+from driveprune.mask import Mask, check_fits, check_mask, check_model, check_ordinary, owners
 
 FORMAT = "driveprune-2"
 _KEPT, _HIGH, _LOW = ":kept", ":high", ":low"
@@ -64,7 +65,12 @@ def save(
         follow: write to where a link points; without, the file takes the link's place.
 
     """
-    if values not in {"exact", "fp16"}:
+    check_model(model, "save(path, model, mask)")
+    check_mask(mask, "save(path, model, mask)")
+    check_path(path, "save(path, model, mask)")
+    if provenance is not None and not isinstance(provenance, Mapping):
+        raise OptionError(f"provenance must be names and values, got {brief(provenance)}")
+    if not isinstance(values, str) or values not in {"exact", "fp16"}:
         raise ValueError(f"values must be 'exact' or 'fp16', got {values!r}")
     if any(map(is_sharded, mask.values())):
         raise ValueError("the mask is sharded over ranks: a file needs the whole model and the whole mask")
@@ -150,6 +156,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Mask:
     The model is changed only if the whole file fits. The provenance is in the mask's `provenance`. Beside the model
     and its mask no more is in memory than the bytes of the file and one dense tensor.
     """
+    check_model(model, "load(path, model)")
+    check_path(path, "load(path, model)")
     state = _state(model)
     found = _content(path)
     _check_kinds(found.path, found.kinds, state)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from driveprune.mask import Scores
+from driveprune.kinds import Amount, OptionError, Whole, checked
+from driveprune.mask import Scores, check_sparsity
 
 Score = Callable[..., Scores]
 """(model, mask, batches, *, loss, generator) -> scores. `batches` is an endless iterator of batches."""
@@ -22,6 +23,9 @@ class Train:
     """Train until a step of the optimiser, counted within the cycle (a rewind begins a new one)."""
 
     until: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "until", checked("the step until which to train", self.until, Whole))
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,20 @@ class Prune:
     revive: bool = False
     fresh: bool = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.path, str) or not isinstance(self.path, Iterable) or not tuple(self.path):
+            raise OptionError(
+                f"the path of a Prune must be sparsities, one for each cut, such as (0.5, 0.9), got {self.path!r}"
+            )
+        object.__setattr__(self, "path", tuple(check_sparsity(reached) for reached in self.path))
+        if not callable(self.scope) and self.scope not in ("global", "layer"):
+            raise OptionError(
+                'the scope of a Prune must be "global", "layer" or a function of (mask, sparsity) that allocates, '
+                f"got {self.scope!r}"
+            )
+        for name in ("revive", "fresh"):
+            object.__setattr__(self, name, checked(name, getattr(self, name), bool))
+
 
 @dataclass(frozen=True)
 class Rewind:
@@ -48,12 +66,18 @@ class Rewind:
 
     to: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", checked("the step to rewind to", self.to, Whole))
+
 
 @dataclass(frozen=True)
 class Shuffle:
     """Permute the mask within each layer: a sanity check of what the mask knows."""
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", checked("seed", self.seed, int))
 
 
 @dataclass(frozen=True)
@@ -62,15 +86,28 @@ class Reinit:
 
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", checked("seed", self.seed, int))
+
 
 Plan = list[Train | Prune | Rewind | Shuffle | Reinit]
 
 
 def early(epochs: float, steps_per_epoch: int) -> Plan:
     """Dense training before the first cut; nothing for 0 epochs."""
-    if not epochs >= 0:
-        raise ValueError(f"early_epochs must not be negative, got {epochs}")
+    epochs = checked("early_epochs", epochs, Amount)
     return [Train(round(epochs * steps_per_epoch))] if epochs else []
+
+
+def final_sparsity(plan: Plan) -> float:
+    """The sparsity of the last cut of a plan; 0 if it does not cut."""
+    return next((phase.path[-1] for phase in reversed(plan) if isinstance(phase, Prune)), 0.0)
+
+
+def final_step(plan: Plan) -> int:
+    """The step within the last cycle at which a plan ends."""
+    moments = (p.until if isinstance(p, Train) else p.to for p in reversed(plan) if isinstance(p, Train | Rewind))
+    return next(moments, 0)
 
 
 def total_steps(plan: Plan) -> int:
@@ -80,8 +117,8 @@ def total_steps(plan: Plan) -> int:
         if isinstance(phase, Train):
             if phase.until < step:
                 raise ValueError(
-                    f"the plan trains until step {phase.until} of the cycle after it was at step {step}: "
-                    "the epochs before the cut are more than the whole training has"
+                    "the epochs before the cut are more than the whole training has: the plan is at step "
+                    f"{step} of its cycle by then, and should train until step {phase.until}"
                 )
             total += phase.until - step
             step = phase.until
@@ -90,3 +127,16 @@ def total_steps(plan: Plan) -> int:
                 raise ValueError(f"the plan rewinds to step {phase.to}, but has only reached step {step}")
             step = phase.to
     return total
+
+
+def check_length(plan: Plan, steps: int, steps_per_epoch: int, epochs: Mapping[str, Any]) -> None:
+    """An error if a method's epochs, given by the names of its knobs, do not fit into the training."""
+    try:
+        total_steps(plan)
+    except ValueError as error:
+        given = {name: value for name, value in epochs.items() if value}
+        said = ", ".join(f"{name}={value} ({round(value * steps_per_epoch)} steps)" for name, value in given.items())
+        raise ValueError(
+            f"{error}. The training has {steps} steps in {steps / steps_per_epoch:g} epochs"
+            + (f", and these knobs ask for more: {said}. Set them lower, or train longer" if said else "")
+        ) from None

@@ -279,7 +279,7 @@ def _cuts_in_one_go(plan: Plan) -> bool:
 
 
 def _sample(method: known.Method) -> Plan:
-    return known.make_plan(method, 0.5, 100, 10)
+    return known.make_plan(method, 0.5, 10**6, 10)
 
 
 def _row(method: known.Method, mask: Mask, found: Flow | None, seconds: float) -> Row:

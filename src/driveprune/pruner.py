@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import ceil
 from typing import Any, Protocol
 
@@ -14,23 +15,36 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from driveprune import methods
 from driveprune.collectives import Group, among, full, is_sharded, part, placed
-from driveprune.cut import Budget, Progress, Seconds, check_budget, cut, provenance
+from driveprune.cut import (
+    Budget,
+    Progress,
+    Seconds,
+    Settings,
+    asked_sparsity,
+    check_group,
+    check_means,
+    check_progress,
+    cut,
+    provenance,
+)
 from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
+from driveprune.kinds import Count, OptionError, Positive, brief, checked
 from driveprune.mask import (
     Loss,
     Mask,
     buffers,
     check_fits,
-    check_sparsity,
-    everything,
+    check_model,
     group_of,
     parameters,
-    prunable,
     restore,
     unwrap,
 )
-from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
+from driveprune.mask import (
+    sparsity as sparsity_of,
+)
+from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, final_step, total_steps
 from driveprune.seeds import generator_for, seed_for
 
 
@@ -59,7 +73,8 @@ class Pruner:
         sparsity, method, knobs, loss, include, exclude, frozen, min_kept, budget, seed, progress, group: as for
             `prune`.
         epochs: epochs of the training that ends with the sparse network, early epochs included; the last one need
-            not be whole. A method that trains several times (IMP) needs more: see the attribute `epochs`.
+            not be whole. A method that trains several times (IMP) needs more: see the attribute `epochs`. A plan of
+            your own says how long it trains: leave out epochs and sparsity.
         steps_per_epoch: steps of the optimiser in one epoch.
         scheduler: a learning-rate scheduler for the pruner to step once an epoch, and to take back at a rewind.
         resume: a `state_dict()` to go on from, instead of the beginning of the plan.
@@ -84,8 +99,8 @@ class Pruner:
         optimizer: Optimizers,
         batches: Iterable[Any] | None = None,
         *,
-        sparsity: float,
-        epochs: float,
+        sparsity: float | None = None,
+        epochs: float | None = None,
         steps_per_epoch: int,
         method: methods.Method = "drive",
         knobs: Mapping[str, Any] | None = None,
@@ -101,17 +116,21 @@ class Pruner:
         resume: Mapping[str, Any] | None = None,
         group: Group = None,
     ) -> None:
-        sparsity, seed = check_sparsity(sparsity), int(seed)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise TypeError(
-                "a ReduceLROnPlateau needs your metric at each step: step it yourself, without the pruner"
-            )
-        if steps_per_epoch < 1 or (steps := round(epochs * steps_per_epoch)) < 1:
-            raise ValueError(
-                "there must be at least 1 step in an epoch and in all epochs, "
-                f"got epochs={epochs}, steps_per_epoch={steps_per_epoch}"
-            )
-        self.plan: Plan = methods.make_plan(method, sparsity, steps, steps_per_epoch, knobs)
+        check_model(model, "Pruner(model, optimizer, batches)")
+        check_progress(progress)
+        check_group(group)
+        _check_scheduler(scheduler)
+        self._settings = Settings(
+            loss=loss, include=include, exclude=exclude, frozen=frozen, min_kept=min_kept, budget=budget, seed=seed
+        )
+        self._asked = asked_sparsity(sparsity, method)
+        steps = _steps(epochs, steps_per_epoch, method)
+        steps_per_epoch = int(steps_per_epoch)
+        given = methods.check_knobs(method, knobs)
+        make = partial(methods.make_plan, method, self._asked, steps, steps_per_epoch)
+        self.plan: Plan = make(given)
+        check_means(self.plan, self._settings, batches)
+        self._method, self._knobs = method, methods.acting(method, make, given)
         self.epochs = ceil(total_steps(self.plan) / steps_per_epoch)
         """How many epochs to train in all, over all cycles of the plan."""
         self.steps_per_epoch = steps_per_epoch
@@ -121,17 +140,18 @@ class Pruner:
         """Steps of the optimiser within the cycle: what a learning-rate schedule should look at."""
         self.seconds = Seconds(float)
         """Where the time of the cuts went so far: "scoring" and "selection"."""
-        self._model, self._batches, self._loss, self._scheduler = unwrap(model), batches, loss, scheduler
+        self._model, self._batches, self._scheduler = unwrap(model), batches, scheduler
         self._optimizers, self._group = listed(optimizer), group or group_of(model)
-        self._min_kept, self._budget, self._seed, self._progress = min_kept, check_budget(budget), seed, progress
+        self._progress = progress
         self.cursor = 0
         """Which phase of the plan is under way."""
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._held: Held | None = None
-        about = provenance(method, knobs, sparsity, seed, budget)
-        self._mask = Mask(everything(prunable(model, include=include, exclude=exclude, frozen=frozen)), about)
+        self._mask = self._with_provenance(self._settings.everything(model))
         check_free(check_fits(self._model, self._mask), self._optimizers)
         if resume is not None:
+            if not isinstance(resume, Mapping):
+                raise OptionError(f"resume must be the state_dict() of a pruner, got {brief(resume)}")
             self.load_state_dict(resume)
         else:
             self._begin()
@@ -214,20 +234,24 @@ class Pruner:
     def _prune(self, phase: Prune) -> None:
         with among(self._group):
             kept = cut(
-                self._model, self._mask, phase, self._batches, loss=self._loss, seed=self._seed,
-                counter=(self.cycle, self.cursor), is_last=self.cuts_left == 1, min_kept=self._min_kept,
-                budget=self._budget, progress=self._progress, seconds=self.seconds,
+                self._model, self._mask, phase, self._batches, loss=self._settings.loss, seed=self._settings.seed,
+                counter=(self.cycle, self.cursor), is_last=self.cuts_left == 1, min_kept=self._settings.min_kept,
+                budget=self._settings.budget, progress=self._progress, seconds=self.seconds,
             )  # fmt: skip
         self._hold(kept, {})
 
     def _hold(self, mask: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Take over a mask; `values` are given back to weights first."""
         restore(parameters(self._model), {name: value for name, value in values.items() if name in mask})
-        self._mask = Mask(mask, self._mask.provenance)
+        self._mask = self._with_provenance(mask)
         if self._held is None:
-            self._held = hold(self._model, self._optimizers, mask)
+            self._held = hold(self._model, self._optimizers, self._mask)
         else:
-            self._held.update(mask)
+            self._held.update(self._mask)
+
+    def _with_provenance(self, mask: Mapping[str, Tensor]) -> Mask:
+        about = provenance(self._method, self._knobs, self._settings, self._asked, sparsity_of(mask))
+        return Mask(mask, about)
 
     def _remember(self) -> None:
         """Take a snapshot if the plan is going to rewind to this step."""
@@ -280,15 +304,14 @@ class Pruner:
         """Go on from a `state_dict()`; model and optimiser are loaded by you, before or after."""
         if missing := sorted(self.state_dict().keys() - state.keys()):
             raise ValueError(f"this is no state of a pruner: it has no {missing[0]!r}")
-        if state["identity"] != self._identity():
-            raise ValueError(
-                f"this checkpoint belongs to another plan: {state['identity']}, "
-                f"while this pruner is {self._identity()}"
-            )
+        differences = self._differences(json.loads(state["identity"]))
         if other := sorted(state["mask"].keys() ^ self._mask.keys()):
             raise ValueError(
                 f"this checkpoint prunes other weights than this pruner: only one of them has {other[0]}"
+                + (f" ({'; '.join(differences)})" if differences else "")
             )
+        if differences:
+            raise ValueError(f"this checkpoint belongs to another plan: {'; '.join(differences)}")
         weights = check_fits(self._model, state["mask"])
         mask = {name: kept.to(weights[name].device, copy=True) for name, kept in state["mask"].items()}
         if state["held"] or self._held is not None:
@@ -300,8 +323,65 @@ class Pruner:
         self.cursor, self.cycle, self.cycle_step = state["cursor"], state["cycle"], state["cycle_step"]
 
     def _identity(self) -> str:
-        about = {key: value for key, value in self._mask.provenance.items() if key != "versions"}
-        return json.dumps({**about, "steps": total_steps(self.plan), "phases": len(self.plan)}, sort_keys=True)
+        about = {key: value for key, value in self._mask.provenance.items() if key not in {"versions", "asked"}}
+        plan = {"sparsity": self._asked, "steps": total_steps(self.plan), "phases": len(self.plan)}
+        return json.dumps({**about, **plan}, sort_keys=True)
+
+    def _differences(self, theirs: Mapping[str, Any]) -> list[str]:
+        """In what a checkpoint is not of this pruner, in words; older ones know fewer options."""
+        ours = json.loads(self._identity())
+        known = {} if isinstance(self._method, list) else methods.knobs(self._method)
+        defaults = json.loads(json.dumps(known, default=repr))
+        both = [({**defaults, **each.pop("knobs", {})}, each) for each in (dict(theirs), ours)]
+        (their_knobs, theirs), (our_knobs, ours) = both
+        pairs = [(name, theirs[name], value) for name, value in ours.items() if name in theirs]
+        pairs.sort(key=lambda pair: pair[0] != "method")
+        if theirs["method"] == ours["method"]:
+            pairs += [(name, their_knobs.get(name), value) for name, value in our_knobs.items()]
+        return [
+            f"its {name} is {value!r}, and that of this pruner {own!r}"
+            for name, value, own in pairs
+            if not (_is_same_function(value, own) if name == "loss" else value == own)
+        ]
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError("a ReduceLROnPlateau needs your metric at each step: step it yourself, without the pruner")
+    needed = ("step", "state_dict", "load_state_dict")
+    if scheduler is not None and not all(callable(getattr(scheduler, name, None)) for name in needed):
+        raise OptionError(
+            f"scheduler must be a learning-rate scheduler of torch or one like it, got {brief(scheduler)}"
+        )
+
+
+def _steps(epochs: float | None, steps_per_epoch: int, method: methods.Method) -> int:
+    """The steps of the training that ends with the sparse network; an error if a plan of one's own says otherwise."""
+    per_epoch: int = checked("steps_per_epoch", steps_per_epoch, Count)
+    own = final_step(method) if isinstance(method, list) else None
+    if epochs is None:
+        if own is None:
+            raise OptionError("epochs must be given: those of the training that ends with the sparse network")
+        return own
+    steps: int = round(checked("epochs", epochs, Positive) * per_epoch)
+    if own is not None and steps != own:
+        raise OptionError(
+            f"the plan ends at step {own}, which is {own / per_epoch:g} epochs, so epochs={epochs} would do nothing: "
+            "leave it out, or change the plan's last Train"
+        )
+    if steps < 1:
+        raise OptionError(
+            "there must be at least 1 step in an epoch and in all epochs, "
+            f"got epochs={epochs}, steps_per_epoch={steps_per_epoch}"
+        )
+    return steps
+
+
+def _is_same_function(one: str, other: str) -> bool:
+    """Whether two names mean one function, which a script has that is run, and a module that is imported."""
+    names = [name.removeprefix("__main__.") for name in (one, other)]
+    is_main = names != [one, other]
+    return names[0] == names[1] or (is_main and any(a.endswith(f".{b}") for a, b in (names, names[::-1])))
 
 
 def _shuffled(mask: Mask, seed: int) -> Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from driveprune.kinds import Count, checked
 from driveprune.mask import check_sparsity
 
 
@@ -31,6 +32,5 @@ def cubic(sparsity: float, cuts: int) -> tuple[float, ...]:
 
 def check_cuts(cuts: int) -> int:
     """The number of cuts itself, or an error that names it."""
-    if isinstance(cuts, bool) or not isinstance(cuts, int) or cuts < 1:
-        raise ValueError(f"the number of cuts must be a whole number of at least 1, got {cuts!r}")
-    return cuts
+    found: int = checked("the number of cuts", cuts, Count)
+    return found

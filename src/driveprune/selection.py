@@ -35,6 +35,7 @@ from driveprune.collectives import (
     together,
 )
 from driveprune.compiled import compiled
+from driveprune.kinds import Whole, checked
 from driveprune.mask import Mask, Scores, all_weights, check_sparsity, kept_count
 
 Scope = Literal["global", "layer"] | Mapping[str, int]
@@ -83,8 +84,8 @@ def keep_top(
 
     """
     check_sparsity(sparsity)
-    if min_kept < 0:
-        raise ValueError(f"min_kept must not be negative, got {min_kept}")
+    min_kept = checked("min_kept", min_kept, Whole)
+    checked("revive", revive, bool)
     _check_pairs(scores, mask)
     order = scores if mask is None else mask
     scores = {name: scores[name].detach() for name in order}

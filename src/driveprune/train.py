@@ -208,7 +208,7 @@ def train(
         checkpoints = None if checkpoints is None else _OfFirst(checkpoints)
         watch = watch if collectives.is_first() else lambda _: None
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    if precision not in _DTYPES:
+    if precision not in PRECISIONS:
         raise ValueError(f"precision must be {', '.join(_DTYPES)}, got {precision!r}")
     if engine == "sparse" and precision != "fp32":
         raise ValueError(f"the sparse engine computes in fp32, got precision {precision!r}: use the dense engine")

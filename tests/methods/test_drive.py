@@ -131,7 +131,7 @@ def test_bad_knobs():
         dp.prune(mlp(), [batch()], method="drive", sparsity=0.9, knobs={"terms": ("size",)})
     with pytest.raises(ValueError, match="combine must be"):
         dp.prune(mlp(), [batch()], method="drive", sparsity=0.9, knobs={"combine": "sum"})
-    with pytest.raises(ValueError, match="early_epochs must not be negative"):
+    with pytest.raises(ValueError, match="early_epochs must be a number of at least 0, got -1"):
         dp.prune(mlp(), [batch()], method="drive", sparsity=0.9, knobs={"early_epochs": -1})
 
 

@@ -62,7 +62,7 @@ def test_unknown_methods_and_knobs_are_listed():
         dp.prune(mlp(), [batch()], method="synflow", sparsity=0.9, knobs={"cut": 3})
     with pytest.raises(ValueError, match="by_position has no knob 'cuts'; it has none"):
         dp.prune(mlp(), [batch()], method=by_position, sparsity=0.9, knobs={"cuts": 3})
-    with pytest.raises(TypeError, match="a name, a module or a score function, got 7"):
+    with pytest.raises(TypeError, match="a name, a module, a score function or a plan, got 7"):
         dp.prune(mlp(), [batch()], method=7, sparsity=0.9)
 
 

@@ -89,7 +89,7 @@ def test_a_recipe_of_ones_own_by_dotted_name():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="epochs must be a whole number of at least 1, got 0"):
         scaled(recipes.get("demo-digits"), epochs=0)
     content = recipes.get("demo-digits").to_json()
     with pytest.raises(ValueError, match="no setting 'epoch'"):

@@ -28,6 +28,33 @@ def test_ids_are_frozen():
     assert spec().beginning == IDS["beginning"]
 
 
+@pytest.mark.parametrize("method", ["drive", "snip", "grasp", "force"])
+def test_a_knob_that_came_later_is_in_the_id_only_where_it_is_not_the_default(method):
+    """Runs from before `mode` was a knob have the ids that they had."""
+    plain = spec(method=method)
+    assert "mode" not in plain.knobs
+    assert "mode" not in plain.to_json()["knobs"]
+    assert spec(method=method, knobs={"mode": "training"}).id == plain.id == LATER[method]
+    other = spec(method=method, knobs={"mode": "evaluation"})
+    assert other.id != plain.id
+    assert other.knobs["mode"] == "evaluation"
+    assert Spec.from_json(json.loads(json.dumps(other.to_json()))).id == other.id
+    assert plain.plan(10) is not None
+
+
+def test_a_budget_that_a_method_cannot_keep_is_refused_before_a_run_begins():
+    with pytest.raises(ValueError, match='budget="macs" needs weights that compete globally.*such as erk'):
+        spec(method="erk", budget="macs")
+    assert spec(method="synflow", budget="macs").budget == "macs"
+    assert make_spec(DEMO, DIGITS, method="dense", sparsity=0.5, budget="macs").budget == "weights"
+
+
+LATER = {
+    "drive": "digits-digits_net-drive-98-seed0-58ce42570d42",
+    "snip": "digits-digits_net-snip-98-seed0-ee4302490faa",
+    "grasp": "digits-digits_net-grasp-98-seed0-266782b79192",
+    "force": "digits-digits_net-force-98-seed0-fb699ca49319",
+}
 FINGERPRINT = "1a8cd0073907"
 IDS = {
     "drive": "digits-digits_net-drive-98-seed0-58ce42570d42",
@@ -93,7 +120,7 @@ def test_what_cannot_run_is_an_error_before_anything_runs():
         ({"knobs": {"fresh": "abc"}}, "fresh must be true or false, got 'abc'"),
         ({"knobs": {"combine": "foo"}}, 'combine must be "mean" or "squares"'),
         ({"knobs": {"batches_per_cut": 0}}, "batches_per_cut must be a whole number of at least 1"),
-        ({"method": "imp", "knobs": {"rewind_epochs": -1}}, "rewind_epochs not negative"),
+        ({"method": "imp", "knobs": {"rewind_epochs": -1}}, "rewind_epochs must be a number of at least 0, got -1"),
         ({"precision": "half"}, "precision must be fp32, bf16, fp16, got 'half'"),
     ]:
         with pytest.raises(ValueError, match=message):

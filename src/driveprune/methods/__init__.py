@@ -7,15 +7,15 @@ score function.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
-from driveprune.plan import Plan, Prune, Score, Train
+from driveprune.kinds import LATER, OptionError, brief, checked, kinds_of, others, qualified, same
+from driveprune.plan import Plan, Prune, Score, Train, check_length
 
 Method = str | ModuleType | Score | Plan
 PlanFunction = Callable[..., Plan]
@@ -41,33 +41,94 @@ def knobs(method: Method) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def make_plan(
-    method: Method, sparsity: float, steps: int, steps_per_epoch: int, given: Mapping[str, Any] | None = None
-) -> Plan:
-    """The plan of a method for a training of `steps` steps."""
+def kinds(method: Method) -> dict[str, Any]:
+    """What each knob of a method must be, by the annotations of its plan."""
+    return kinds_of(_plan_function(method))
+
+
+def check_knobs(method: Method, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The knobs that are given, as plain Python has them, or an error that names the first impossible one."""
+    if given is not None and not isinstance(given, Mapping):
+        raise OptionError(f"knobs must be names and values, such as {{'cuts': 10}}, got {brief(given)}")
     if isinstance(method, list):
         if given:
-            raise ValueError(f"a plan of your own has no knobs, got {', '.join(given)}")
-        return method
-    known = knobs(method)
+            raise ValueError(f"a plan of your own has no knobs, got {', '.join(map(str, given))}")
+        return {}
+    known = kinds(method)
     for name in given or {}:
         if name not in known:
             raise ValueError(
                 f"{describe(method)} has no knob {name!r}; it has {', '.join(known) if known else 'none'}"
             )
-    return _plan_function(method)(sparsity, steps, steps_per_epoch, **(given or {}))
+    return {name: checked(name, value, known[name]) for name, value in (given or {}).items()}
+
+
+def make_plan(
+    method: Method, sparsity: float, steps: int, steps_per_epoch: int, given: Mapping[str, Any] | None = None
+) -> Plan:
+    """The plan of a method for a training of `steps` steps."""
+    values = check_knobs(method, given)
+    if isinstance(method, list):
+        return check_own(method)
+    plan = _plan_function(method)(sparsity, steps, steps_per_epoch, **values)
+    if steps:
+        epochs = {name: value for name, value in {**knobs(method), **values}.items() if name.endswith("epochs")}
+        check_length(plan, steps, steps_per_epoch, epochs)
+    return plan
+
+
+def check_own(plan: Plan) -> Plan:
+    """A plan of the user's own, or an error that says what does not belong into one."""
+    for phase in plan:
+        if not isinstance(phase, get_args(get_args(Plan)[0])):
+            raise OptionError(
+                "a plan is a list of driveprune.Train, Prune, Rewind, Shuffle and Reinit, and one of its phases is "
+                f"{brief(phase)}"
+            )
+    if not plan:
+        raise OptionError("a plan of your own needs at least one phase, got an empty list")
+    return plan
+
+
+def acting(method: Method, make: Callable[[dict[str, Any]], object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs that decide what `make` makes of them: with another value it would make something else."""
+    if isinstance(method, list):
+        return {}
+    values, known = {**knobs(method), **given}, kinds(method)
+    made, defaults = make(values), knobs(method)
+    tried = {name: [*others(value, known[name]), defaults[name]] for name, value in values.items()}
+    return {name: value for name, value in values.items() if _matters(name, values, tried[name], made, make)}
+
+
+def _matters(
+    name: str, values: Mapping[str, Any], tried: list[Any], made: object, make: Callable[[dict[str, Any]], object]
+) -> bool:
+    tried = [other for other in tried if not same(other, values[name])]
+    for other in tried:
+        try:
+            if not same(made, make({**values, name: other})):
+                return True
+        except ValueError:  # impossible beside the other knobs
+            continue
+    return not tried
+
+
+def came_later(method: Method, name: str) -> bool:
+    """Whether a knob is newer than the first runs of its method, whose ids do not know it."""
+    kind = kinds(method)[name]
+    return get_origin(kind) is Annotated and LATER in get_args(kind)
 
 
 def describe(method: Method) -> str:
     """A method's name, for people and for provenance."""
     if isinstance(method, str):
         return method
-    if isinstance(method, list):
-        return "a plan of its own"
-    if isinstance(method, functools.partial):
-        return describe(method.func)
-    name = getattr(method, "__qualname__", method.__name__ if isinstance(method, ModuleType) else repr(method))
-    return name if isinstance(method, ModuleType) else f"{getattr(method, '__module__', '')}.{name}".lstrip(".")
+    return "a plan of its own" if isinstance(method, list) else _bare(qualified(method))
+
+
+def _bare(name: str) -> str:
+    """A name without the values of a partial function."""
+    return name.partition("(")[0]
 
 
 def _plan_function(method: Method) -> PlanFunction:
@@ -80,7 +141,7 @@ def _plan_function(method: Method) -> PlanFunction:
         raise ValueError(f"the module {found.__name__} has neither a plan nor a score function")
     if callable(found):
         return _one_cut(found)
-    raise TypeError(f"method must be a name, a module or a score function, got {method!r}")
+    raise TypeError(f"method must be a name, a module, a score function or a plan, got {method!r}")
 
 
 def _one_cut(score: Score) -> PlanFunction:

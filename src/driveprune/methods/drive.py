@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from driveprune.gradients import check_batches, gradients
+from driveprune.gradients import check_batches, gradients, in_mode
+from driveprune.kinds import Amount, Count, Mode, OptionError
 from driveprune.mask import Loss, Scores, parameters
 from driveprune.plan import Plan, Prune, Train, early
 from driveprune.schedule import exponential
@@ -27,6 +28,7 @@ def score(
     batches_per_cut: int = 1,
     combine: Literal["mean", "squares"] = "mean",
     terms: Sequence[str] = TERMS,
+    mode: Mode = "training",
 ) -> Scores:
     """Rank weights as S = |θ · ∂L/∂m · ∂L/∂θ| does: magnitude, connection and convergence sensitivity.
 
@@ -41,7 +43,8 @@ def score(
     a, b = _powers(terms)
     if b == 0:
         return {name: weights[name].detach().abs() for name in mask}
-    found = gradients(model, mask, batches, loss=loss, count=batches_per_cut, combine=combine)
+    with in_mode(model, mode):
+        found = gradients(model, mask, batches, loss=loss, count=batches_per_cut, combine=combine)
     return {name: _root(weights[name].detach(), g, a, b) for name, g in found.items()}
 
 
@@ -50,6 +53,24 @@ def _powers(terms: Sequence[str]) -> tuple[int, int]:
         raise ValueError(f"terms must be some of {', '.join(TERMS)}, got {terms!r}")
     magnitude, connection, convergence = (term in terms for term in TERMS)
     return magnitude + connection, connection + convergence
+
+
+def _check_used(
+    terms: Sequence[str], *, cuts: int, fresh: bool, batches_per_cut: int, combine: str, mode: str
+) -> None:
+    """An error for a knob that would do nothing beside the others."""
+    _, looks_at_data = _powers(terms)
+    changed = {
+        "fresh": fresh is not True, "batches_per_cut": batches_per_cut != 1, "combine": combine != "mean",
+        "mode": mode != "training",
+    }  # fmt: skip
+    if not looks_at_data and any(changed.values()):
+        given = ", ".join(name for name, is_other in changed.items() if is_other)
+        raise OptionError(f"{given} would do nothing with terms={list(terms)}: magnitudes need no data")
+    if changed["combine"] and batches_per_cut == 1:
+        raise OptionError('combine="squares" would do nothing with batches_per_cut=1: there is one batch to combine')
+    if changed["fresh"] and cuts == 1:
+        raise OptionError("fresh=False would do nothing with cuts=1: there is no later cut for another batch")
 
 
 def _root(theta: Tensor, g: Tensor, a: int, b: int) -> Tensor:
@@ -67,12 +88,13 @@ def plan(
     steps: int,
     steps_per_epoch: int,
     *,
-    early_epochs: float = 5.0,
-    cuts: int = 100,
+    early_epochs: Amount = 5.0,
+    cuts: Count = 100,
     fresh: bool = True,
-    batches_per_cut: int = 1,
+    batches_per_cut: Count = 1,
     combine: Literal["mean", "squares"] = "mean",
     terms: Sequence[str] = TERMS,
+    mode: Mode = "training",
 ) -> Plan:
     """Train `early_epochs` dense, cut `cuts` times along an exponential path, train on to the end.
 
@@ -83,9 +105,10 @@ def plan(
         batches_per_cut: batches that act as one large batch for a cut.
         combine: "mean" averages their gradients; "squares" sums their squares, Σ_b (θ·g_b)².
         terms: which of "magnitude", "connection" and "convergence" count.
+        mode: "training" scores the model as it is trained; "evaluation" with its running statistics.
     """
-    _powers(terms)
     check_batches(batches_per_cut, combine)
-    rank = partial(score, batches_per_cut=batches_per_cut, combine=combine, terms=tuple(terms))
+    _check_used(terms, cuts=cuts, fresh=fresh, batches_per_cut=batches_per_cut, combine=combine, mode=mode)
+    rank = partial(score, batches_per_cut=batches_per_cut, combine=combine, terms=tuple(terms), mode=mode)
     cut = Prune(rank, exponential(sparsity, cuts), fresh=fresh)
     return [*early(early_epochs, steps_per_epoch), cut, Train(steps)]

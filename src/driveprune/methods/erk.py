@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from driveprune.collectives import counted
+from driveprune.kinds import Amount
 from driveprune.mask import all_weights, kept_count
 from driveprune.methods.random import score
 from driveprune.plan import Plan, Prune, Train, early
@@ -48,7 +49,7 @@ def _rounded(shares: Mapping[str, float], count: int) -> dict[str, int]:
     return whole
 
 
-def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: float = 0.0) -> Plan:
+def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: Amount = 0.0) -> Plan:
     """Cut once at random to the allocated densities, then train.
 
     Knobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from driveprune.kinds import Count, Fraction, OptionError
 from driveprune.methods.magnitude import score
 from driveprune.plan import Plan, Prune, Train
 from driveprune.schedule import cubic
@@ -14,9 +15,9 @@ def plan(
     steps: int,
     steps_per_epoch: int,
     *,
-    cuts: int = 100,
-    begin: float = 0.1,
-    end: float = 0.75,
+    cuts: Count = 100,
+    begin: Fraction = 0.1,
+    end: Fraction = 0.75,
 ) -> Plan:
     """(Train · Prune once) × cuts between two moments of training, along a cubic path, then train to the end.
 
@@ -29,6 +30,8 @@ def plan(
     """
     if not 0 <= begin <= end <= 1:
         raise ValueError(f"begin and end must satisfy 0 <= begin <= end <= 1, got begin={begin}, end={end}")
+    if cuts == 1 and begin != 0.1:
+        raise OptionError(f"begin={begin} would do nothing with cuts=1: the one cut comes at end={end}")
     plan: Plan = []
     for n, reached in enumerate(cubic(sparsity, cuts), start=1):
         moment = begin + (end - begin) * n / cuts

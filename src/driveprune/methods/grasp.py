@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from driveprune.gradients import hessian_gradients
+from driveprune.gradients import hessian_gradients, in_mode
+from driveprune.kinds import Amount, Count, Mode, Positive
 from driveprune.mask import Loss, Scores, parameters, unwrap
 from driveprune.plan import Plan, Prune, Train, early
 
@@ -23,6 +24,7 @@ def score(
     generator: torch.Generator,
     batches_per_cut: int = 1,
     temperature: float = 200.0,
+    mode: Mode = "training",
 ) -> Scores:
     """θ ⊙ H·g: weights whose removal would lower the gradient norm most are kept.
 
@@ -34,7 +36,8 @@ def score(
     divided: list[Any] = []
     cooling = unwrap(model).register_forward_hook(partial(_divide, temperature, divided))
     try:
-        found = hessian_gradients(model, mask, batches, loss=loss, count=batches_per_cut)
+        with in_mode(model, mode):
+            found = hessian_gradients(model, mask, batches, loss=loss, count=batches_per_cut)
     finally:
         cooling.remove()
     if temperature != 1 and not divided:
@@ -62,9 +65,10 @@ def plan(
     steps: int,
     steps_per_epoch: int,
     *,
-    early_epochs: float = 0.0,
-    batches_per_cut: int = 1,
-    temperature: float = 200.0,
+    early_epochs: Amount = 0.0,
+    batches_per_cut: Count = 1,
+    temperature: Positive = 200.0,
+    mode: Mode = "training",
 ) -> Plan:
     """Cut once, then train.
 
@@ -72,6 +76,7 @@ def plan(
         early_epochs: epochs of dense training before the cut.
         batches_per_cut: batches that act as one large batch.
         temperature: divides the model's output while scoring.
+        mode: "training" scores the model as it is trained; "evaluation" with its running statistics.
     """
-    rank = partial(score, batches_per_cut=batches_per_cut, temperature=temperature)
+    rank = partial(score, batches_per_cut=batches_per_cut, temperature=temperature, mode=mode)
     return [*early(early_epochs, steps_per_epoch), Prune(rank, (sparsity,)), Train(steps)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from driveprune.kinds import Amount, Count, OptionError, Positive
 from driveprune.methods.magnitude import score
 from driveprune.plan import Plan, Prune, Rewind, Train
 from driveprune.schedule import exponential
@@ -14,9 +15,9 @@ def plan(
     steps: int,
     steps_per_epoch: int,
     *,
-    cycles: int = 50,
-    cycle_epochs: float = 20.0,
-    rewind_epochs: float = 0.0,
+    cycles: Count = 50,
+    cycle_epochs: Positive = 20.0,
+    rewind_epochs: Amount = 0.0,
 ) -> Plan:
     """(Train · Prune once · Rewind) × cycles, then train to the end.
 
@@ -27,9 +28,10 @@ def plan(
         cycle_epochs: epochs of training in each cycle.
         rewind_epochs: go back to the weights of this epoch instead of the initial ones.
     """
-    if not rewind_epochs >= 0 or not cycle_epochs > 0:
-        raise ValueError(
-            f"cycle_epochs must be positive and rewind_epochs not negative, got {cycle_epochs} and {rewind_epochs}"
+    if rewind_epochs > cycle_epochs:
+        raise OptionError(
+            f"rewind_epochs must not be more than a cycle has: got rewind_epochs={rewind_epochs} and "
+            f"cycle_epochs={cycle_epochs}"
         )
     plan: Plan = []
     for reached in exponential(sparsity, cycles):

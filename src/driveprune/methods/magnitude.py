@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from driveprune.kinds import Amount
 from driveprune.mask import Loss, Scores, parameters
 from driveprune.plan import Plan, Prune, Train, early
 
@@ -28,7 +29,7 @@ def score(
     return {name: weights[name].detach().abs() for name in mask}
 
 
-def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: float | None = None) -> Plan:
+def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: Amount | None = None) -> Plan:
     """Train dense, cut once, train on to the end.
 
     Knobs:

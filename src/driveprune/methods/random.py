@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from driveprune.kinds import Amount
 from driveprune.mask import Loss, Scores
 from driveprune.plan import Plan, Prune, Train, early
 from driveprune.seeds import uniform
@@ -25,7 +26,7 @@ def score(
     return {name: uniform(kept, generator) for name, kept in mask.items()}
 
 
-def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: float = 0.0) -> Plan:
+def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: Amount = 0.0) -> Plan:
     """Cut once, evenly over the network, then train.
 
     Knobs:

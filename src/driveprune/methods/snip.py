@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from driveprune.gradients import gradients
+from driveprune.gradients import gradients, in_mode
+from driveprune.kinds import Amount, Count, Mode
 from driveprune.mask import Loss, Scores, parameters
 from driveprune.plan import Plan, Prune, Train, early
 
@@ -22,6 +23,7 @@ def score(
     loss: Loss,
     generator: torch.Generator,
     batches_per_cut: int = 1,
+    mode: Mode = "training",
 ) -> Scores:
     """Connection sensitivity |∂L/∂m| = |θ·g|, with g = ∂L/∂(θ⊙m).
 
@@ -30,7 +32,8 @@ def score(
     Reference: Lee, Ajanthan and Torr, SNIP: Single-shot Network Pruning, 2019.
     """
     weights = parameters(model)
-    found = gradients(model, mask, batches, loss=loss, count=batches_per_cut)
+    with in_mode(model, mode):
+        found = gradients(model, mask, batches, loss=loss, count=batches_per_cut)
     return {name: torch.mul(weights[name].detach().to(g.dtype), g).abs_() for name, g in found.items()}
 
 
@@ -39,14 +42,16 @@ def plan(
     steps: int,
     steps_per_epoch: int,
     *,
-    early_epochs: float = 0.0,
-    batches_per_cut: int = 1,
+    early_epochs: Amount = 0.0,
+    batches_per_cut: Count = 1,
+    mode: Mode = "training",
 ) -> Plan:
     """Cut once, then train.
 
     Knobs:
         early_epochs: epochs of dense training before the cut.
         batches_per_cut: batches that act as one large batch.
+        mode: "training" scores the model as it is trained; "evaluation" with its running statistics.
     """
-    cut = Prune(partial(score, batches_per_cut=batches_per_cut), (sparsity,))
+    cut = Prune(partial(score, batches_per_cut=batches_per_cut, mode=mode), (sparsity,))
     return [*early(early_epochs, steps_per_epoch), cut, Train(steps)]

@@ -15,6 +15,7 @@ from driveprune.collectives import from_first, is_sharded, local
 from driveprune.double import Double
 from driveprune.gradients import backward, evaluating
 from driveprune.graph import example_of, total
+from driveprune.kinds import Amount, Count
 from driveprune.mask import Loss, Scores, parameters, unwrap
 from driveprune.plan import Plan, Prune, Train, early
 from driveprune.schedule import exponential
@@ -90,7 +91,7 @@ def _ones(leaf: Any, like: Tensor, dtype: torch.dtype) -> Any:
     )
 
 
-def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: float = 0.0, cuts: int = 100) -> Plan:
+def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: Amount = 0.0, cuts: Count = 100) -> Plan:
     """Cut along an exponential path, then train.
 
     Knobs:

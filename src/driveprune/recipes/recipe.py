@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from driveprune.kinds import Count, Positive, checked
+
 Knobs = Mapping[str, Mapping[str, Any]]
 
 
@@ -126,9 +128,11 @@ def scaled(
     >>> small.drops, small.knobs
     (((3.0, 0.2),), {'drive': {'early_epochs': 0.5}})
     """
-    epochs = recipe.epochs if epochs is None else epochs
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
+    epochs = recipe.epochs if epochs is None else checked("epochs", epochs, Count)
+    given = {"batch": batch, "width": width, "images": images, "test_images": test_images}
+    for name, value in given.items():
+        if value is not None:
+            checked(name, value, Positive if name == "width" else Count)
     factor = epochs / recipe.epochs
     knobs = {
         method: {name: value * factor if name.endswith("epochs") else value for name, value in of.items()}

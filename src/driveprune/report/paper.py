@@ -79,9 +79,10 @@ def total_hours(data: str, model: str) -> dict[str, float]:
 
 def default_knobs(method: str) -> dict[str, Any] | None:
     """The knobs of a method of this package, as a spec has them; None for one of the user's: it is not imported."""
-    found: dict[str, Any] | None = (
-        json.loads(json.dumps(methods.knobs(method))) if method in methods.names() else None
-    )
+    if method not in methods.names():
+        return None
+    stated = {name: value for name, value in methods.knobs(method).items() if not methods.came_later(method, name)}
+    found: dict[str, Any] = json.loads(json.dumps(stated))
     return found
 
 

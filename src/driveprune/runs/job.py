@@ -26,7 +26,7 @@ from driveprune.files import write_json
 from driveprune.fit import fit, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
-from driveprune.runs.spec import Spec
+from driveprune.runs.spec import DENSE, Spec
 from driveprune.runs.store import (
     FolderCheckpoints,
     SharedBeginning,
@@ -191,7 +191,8 @@ def _train(
 ) -> Trained:
     return fit(
         model, data, method=spec.plan(steps_per_epoch(spec, data)), sparsity=spec.sparsity, recipe=spec.recipe,
-        budget=spec.budget, holdout=spec.holdout, precision=spec.precision, engine=engine,
+        budget=spec.budget, holdout=spec.holdout, precision=spec.precision,
+        engine=engine if spec.method != DENSE else "dense",  # which a sweep may name for its other runs
         channels_last=spec.channels_last,
         seed=spec.seed, checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
         stop=stop,

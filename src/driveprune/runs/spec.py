@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.machinery import ModuleSpec
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from driveprune import methods, models
 from driveprune.batches import Data
-from driveprune.cut import Budget, check_budget
+from driveprune.cut import Budget, check_budget, check_macs
 from driveprune.mask import check_sparsity
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
 from driveprune.recipes import Recipe
@@ -43,7 +42,7 @@ class Spec:
     sparsity: float
     seed: int = 0
     knobs: Mapping[str, Any]
-    """All knobs of the method, defaults included."""
+    """All knobs of the method, defaults included, but for those that came later: their defaults are not said."""
     check: str = ""
     budget: Budget = "weights"
     """What the sparsity is a fraction of."""
@@ -179,7 +178,9 @@ def make_spec(
         method_code="" if method in {DENSE, *methods.names()} else code_of(method),
     )  # fmt: skip
     spec.check_values()
-    total_steps(spec.plan(100))  # bad values of knobs, phases that do not fit into the training
+    total_steps(plan := spec.plan(100))  # bad values of knobs, phases that do not fit into the training
+    if spec.budget == "macs":
+        check_macs(plan)
     return spec
 
 
@@ -188,24 +189,19 @@ def _resolved(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = methods.knobs(method)
     if unknown := [name for name in given if name not in known]:
         raise ValueError(f"{method} has no knob {unknown[0]!r}; it has {', '.join(known) if known else 'none'}")
-    values = {name: _like(name, value, known[name]) for name, value in given.items()}
+    values = methods.check_knobs(method, {name: _like(value, known[name]) for name, value in given.items()})
     resolved: dict[str, Any] = json.loads(json.dumps({**known, **values}))
-    return resolved
-
-
-def _like(name: str, value: Any, default: Any) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    kinds = {
-        bool: (isinstance(value, bool), "true or false"),
-        int: (number and value == int(value), "a whole number"),
-        float: (number, "a number"),
-        str: (isinstance(value, str), "a word"),
-        tuple: (isinstance(value, list | tuple), "a list"),
+    return {
+        name: value
+        for name, value in resolved.items()
+        if not (methods.came_later(method, name) and value == known[name])
     }
-    fits, kind = kinds.get(type(default), (True, ""))
-    if not fits:
-        raise ValueError(f"{name} must be {kind}, got {value!r}")
-    return type(default)(value) if type(default) in {int, float} else value
+
+
+def _like(value: Any, default: Any) -> Any:
+    """A number as JSON may have it: 100.0 where the knob is a whole number."""
+    is_whole = isinstance(value, float) and isinstance(default, int) and value.is_integer()
+    return int(value) if is_whole else value
 
 
 def code_of(name: str) -> str:
