@@ -212,17 +212,19 @@ def test_the_decision(times, expected):
 
 
 class Clock:
-    """Time that passes only when a job runs."""
+    """Time that passes only when a job runs; that of the processors is a tenth of it, if nothing else is said."""
 
     def __init__(self, monkeypatch):
-        self.now, self.runs = 0.0, []
+        self.now, self.worked, self.runs = 0.0, 0.0, []
         monkeypatch.setattr(choice.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(choice.time, "process_time", lambda: self.worked)
 
-    def job(self, name, *seconds):
+    def job(self, name, *seconds, work=None):
         def run():
             count = self.runs.count(name)
             self.runs.append(name)
             self.now += seconds[min(count, len(seconds) - 1)]
+            self.worked += seconds[-1] / 10 if work is None else work
 
         return run
 
@@ -231,14 +233,15 @@ def test_the_first_run_does_not_count(monkeypatch):
     clock = Clock(monkeypatch)
     found = choice.timed({"dense": clock.job("dense", 0.9, 0.5), "sparse": clock.job("sparse", 60.0, 0.4)})
     assert found == pytest.approx({"dense": 0.5, "sparse": 0.4})
+    assert not found.busy
 
 
 def test_what_is_near_is_measured_in_turn_and_what_is_clear_once(monkeypatch):
     clock = Clock(monkeypatch)
     jobs = {"dense": clock.job("dense", 1.0), "channels last": clock.job("channels last", 1.1),
             "sparse": clock.job("sparse", 5.0)}  # fmt: skip
-    choice.timed(jobs)
-    assert clock.runs == [*jobs, *jobs, *reversed(jobs)]  # for long enough
+    assert not choice.timed(jobs).busy
+    assert clock.runs == [*jobs, *jobs, *reversed(jobs)]  # that took long enough
     clock.runs.clear()
     jobs = {"dense": clock.job("dense", 0.01), "channels last": clock.job("channels last", 0.011),
             "sparse": clock.job("sparse", 0.05)}  # fmt: skip
@@ -253,9 +256,22 @@ def test_what_is_near_is_measured_in_turn_and_what_is_clear_once(monkeypatch):
 
 def test_stalls_of_a_busy_machine_are_waited_out(monkeypatch):
     clock = Clock(monkeypatch)
-    stalled = clock.job("dense", 0.1, 0.3, 0.5, 0.4, 0.01, 0.2, 0.0101)
+    stalled = clock.job("dense", 0.1, 0.13, 0.15, 0.14, 0.01, 0.2, 0.0101)
     found = choice.timed({"dense": stalled, "sparse": clock.job("sparse", 0.012)})
     assert found == {"dense": pytest.approx(0.01), "sparse": pytest.approx(0.012)}
+
+
+def test_on_a_machine_that_is_too_busy_the_time_of_the_processors_decides(monkeypatch):
+    clock = Clock(monkeypatch)
+    never_twice = [0.1 * 1.3 ** (number % 20) for number in range(100)]
+    jobs = {"dense": clock.job("dense", *never_twice[5:], work=0.02),
+            "sparse": clock.job("sparse", *never_twice[:40], work=0.03)}  # fmt: skip
+    found = choice.timed(jobs)
+    assert found.busy
+    assert found == {"dense": pytest.approx(0.02), "sparse": pytest.approx(0.03)}
+    assert clock.now < 20
+    quiet = choice.timed({"dense": clock.job("a", 0.02), "sparse": clock.job("b", 0.02)})
+    assert not quiet.busy
 
 
 def test_quick_passes_are_measured_often_but_not_for_ever(monkeypatch):

@@ -100,7 +100,7 @@ CLEAR = 1.5
 LEAST_ROUNDS, MOST_ROUNDS = 3, 100
 STEADY = 1.05
 """The fastest two of a job's times must agree so well: on a busy machine, many are far too long."""
-ENOUGH_SECONDS, LONGEST_SECONDS = 0.25, 2.0
+ENOUGH_SECONDS, LONGEST_SECONDS = 0.25, 0.7
 """For one comparison: in any case, for what is quick; and at most, if times are not steady or passes are slow."""
 
 
@@ -113,6 +113,8 @@ class Measured:
     batch: int
     seconds: Mapping[Way, float]
     chosen: Way
+    busy: bool = False
+    """Whether the machine was so busy that the seconds are those of the processors, not of the clock."""
 
     @property
     def sparse(self) -> float:
@@ -156,7 +158,9 @@ def choose(
             notes += [f"{work}, batch {each}: {why}" for each, why in times.items() if isinstance(why, str)]
             way = fastest_way(list(known.values())) if known else "sparse"
             _set(ways, work, way)
-            found += [Measured(work, each, value, way) for each, value in known.items()]
+            found += [
+                Measured(work, each, value, way, getattr(value, "busy", False)) for each, value in known.items()
+            ]
     if not any(each.work == TRAINING for each in found):
         ways.training = ways.inference
     return tuple(found), tuple(notes)
@@ -192,7 +196,7 @@ def _set(ways: Ways, work: str, way: Way) -> None:
 
 
 def _times(twin: nn.Module, own: Ways, work: str, inputs: Inputs) -> dict[Way, float] | str:
-    """The time of a pass by each way; or why there is none."""
+    """The time of a pass by each way; or why there is none, in words."""
     before = [(module, module.training) for module in twin.modules()]
     if work == INFERENCE or not twin.training:
         twin.train(work == TRAINING)
@@ -218,25 +222,37 @@ def _pass(twin: nn.Module, own: Ways, way: Way, training: bool, inputs: Inputs) 
             total(output).backward()  # type: ignore[no-untyped-call]
 
 
-def timed(jobs: Mapping[Way, Callable[[], object]]) -> dict[Way, float]:
+class Times(dict[Way, float]):
+    """Seconds of each job."""
+
+    busy = False
+    """Whether these are seconds of the processors: on the clock, no two runs took as long as each other."""
+
+
+def timed(jobs: Mapping[Way, Callable[[], object]]) -> Times:
     """The least seconds of each job, run in turn, so that what else runs disturbs them alike.
 
     The first run of each may compile kernels and makes tables: it does not count. What is clearly slower than the
-    fastest runs once more, and not again.
+    fastest does not run any more. On a machine so busy that times do not agree, those of the processors are taken.
     """
     for job in jobs.values():
         job()
     seconds: dict[Way, list[float]] = {way: [] for way in jobs}
+    of_processors: dict[Way, list[float]] = {way: [] for way in jobs}
     start = time.perf_counter()
     for number in range(MOST_ROUNDS):
         near = _near(seconds)
         if len(near) < 2 or _is_enough([seconds[way] for way in near], time.perf_counter() - start):
             break
         for way in near if number % 2 == 0 else reversed(near):
-            begin = time.perf_counter()
+            begin, worked = time.perf_counter(), time.process_time()
             jobs[way]()
             seconds[way].append(time.perf_counter() - begin)
-    return {way: min(each) for way, each in seconds.items()}
+            of_processors[way].append(time.process_time() - worked)
+    busy = not all(map(_agree, seconds.values()))
+    found = Times({way: min(each) for way, each in (of_processors if busy else seconds).items()})
+    found.busy = busy
+    return found
 
 
 def _near(seconds: Mapping[Way, list[float]]) -> list[Way]:
@@ -246,7 +262,11 @@ def _near(seconds: Mapping[Way, list[float]]) -> list[Way]:
 
 
 def _is_steady(times: Sequence[float]) -> bool:
-    return len(times) >= LEAST_ROUNDS and sorted(times)[1] <= STEADY * min(times)
+    return len(times) >= LEAST_ROUNDS and _agree(times)
+
+
+def _agree(times: Sequence[float]) -> bool:
+    return len(times) > 1 and sorted(times)[1] <= STEADY * min(times)
 
 
 def _is_enough(times: Sequence[Sequence[float]], spent: float) -> bool:

@@ -105,7 +105,8 @@ def _listed(names: list[str]) -> str:
 def _milliseconds(measured: Measured) -> str:
     """All times that were measured."""
     words = {"sparse": "sparse", "dense": "torch", "channels last": "torch with channels last"}
-    return ", ".join(f"{words[way]} {1e3 * seconds:.3g} ms" for way, seconds in measured.seconds.items())
+    times = ", ".join(f"{words[way]} {1e3 * seconds:.3g} ms" for way, seconds in measured.seconds.items())
+    return f"{times} (of the processors: the machine was busy)" if measured.busy else times
 
 
 def explain(model: nn.Module) -> Explanation:
