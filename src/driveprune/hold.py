@@ -205,6 +205,22 @@ class Held:
                 self._keepers[name].clean_loaded(parameter.data, None)
 
 
+def keep_zero(weight: nn.Parameter, kept: Tensor) -> Callable[[nn.Parameter], None]:
+    """Mask the gradients of one weight for as long as it lives: enough for optimisers that never saw others.
+
+    Returns:
+        What to call with the weight after something was loaded, into it or in its place.
+
+    """
+    keeper = _Keeper(weight, kept)
+
+    def loaded(parameter: nn.Parameter) -> None:
+        keeper.take(parameter)
+        keeper.clean(parameter.data)
+
+    return loaded
+
+
 def listed(optimizer: Optimizers) -> list[Optimizer]:
     """The optimisers as a list, or an error that names what is none."""
     optimizers: list[Any] = [optimizer]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from driveprune.mask import bits, owners, zero_removed
+from driveprune.hold import keep_zero
+from driveprune.mask import owners
 
 _ENDING = "_pattern"
 _ROUNDING = 0.02
@@ -112,31 +113,19 @@ class _Zeros:
     """Asleep in the module that has a held parameter; awake in its copies, where it keeps removed weights at zero."""
 
     def __init__(self, leaf: str, parameter: nn.Parameter, kept: Tensor, *, awake: bool = False) -> None:
-        self._leaf, self._kept, self._awake = leaf, kept, awake
-        self._take(parameter)
+        self._leaf, self._parameter, self._kept = leaf, parameter, kept
+        self._loaded = keep_zero(parameter, kept) if awake else None
 
     def __call__(self, module: nn.Module, _: Any) -> None:
         """After a state was loaded."""
         parameter = module._parameters.get(self._leaf)
-        if self._awake and parameter is not None:
-            self._clean(parameter.data)
-            if parameter is not self._parameter:  # loaded with assign=True
-                self._take(parameter)
-
-    def _take(self, parameter: nn.Parameter) -> None:
-        self._parameter = parameter
-        if self._awake and parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(self._clean_gradient)  # type: ignore[no-untyped-call]
+        if parameter is not None:
+            self._parameter = parameter  # another one, if it was loaded with assign=True
+            if self._loaded is not None:
+                self._loaded(parameter)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _awake, (self._leaf, self._parameter, self._kept)
-
-    def _clean_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self._clean(parameter.grad)
-
-    def _clean(self, tensor: Tensor) -> None:
-        zero_removed(tensor, bits(self._kept, tensor))
 
 
 def _awake(leaf: str, parameter: nn.Parameter, kept: Tensor) -> _Zeros:
