@@ -35,9 +35,9 @@ def campaign(names, count, seed):
 
 
 def test_each_parser_takes_or_refuses_what_it_is_given():
-    found = campaign("all", 25, 1)
+    found = campaign("all", 15, 1)
     assert found.keys() == set(TARGETS)
-    assert all(counts["inputs"] == 25 == counts["taken"] + counts["refused"] for counts in found.values())
+    assert all(counts["inputs"] == 15 == counts["taken"] + counts["refused"] for counts in found.values())
 
 
 def test_every_target_stands_in_a_file_of_its_own():
