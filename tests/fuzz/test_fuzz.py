@@ -16,7 +16,7 @@ from tests.fuzz.campaign import TARGETS
 
 HOME = Path(__file__).parents[2]
 COUNTS = {
-    "network": 1500, "checkpoint": 1500, "json_file": 2000, "store": 400, "archive": 2000, "idx": 1500, "cifar": 500,
+    "network": 1200, "checkpoint": 1500, "json_file": 2000, "store": 400, "archive": 2000, "idx": 1500, "cifar": 500,
     "npz": 1500, "images_cache": 1000, "pictures": 600, "places": 3000, "head": 3000,
 }  # fmt: skip
 
