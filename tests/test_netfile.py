@@ -265,6 +265,12 @@ def test_what_is_made_after_the_word_of_a_file_alone_is_bounded_by_its_bytes(tmp
     assert outline.bytes == path.stat().st_size
     with pytest.raises(ValueError, match="does not fit the model"):
         dp.load(path, nn.Sequential(OrderedDict(fc=nn.Linear(3, 4, bias=False))))
+    forged(path, (6000, 1800))  # 43 MB, and again under a second name
+    tensors, metadata = read_tensors(path)
+    netfile.outline(path).check_size()
+    write_tensors(path, tensors, {**metadata, "tied": '{"fc2.weight": "fc.weight"}'})
+    with pytest.raises(ValueError, match="its network has 86,400,000 bytes"):
+        netfile.outline(path).check_size()
     forged(path, (6, 300))
     fitting = nn.Sequential(OrderedDict(fc=nn.Linear(300, 6, bias=False)))
     dp.load(path, fitting)

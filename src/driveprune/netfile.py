@@ -222,9 +222,10 @@ class Outline:
         is therefore bounded by the file: 64 MB, and 1024 bytes for each of its bytes, which is a network with one
         weight in 1,400 kept.
         """
-        if self.dense_bytes > _FREE_BYTES + _BYTES_EACH * self.bytes:
+        claimed = sum(kind.bytes for kind in self.kinds.values())  # tied ones, too: the model may have them apart
+        if claimed > _FREE_BYTES + _BYTES_EACH * self.bytes:
             raise ValueError(
-                f"{self.path} says that its network has {self.dense_bytes:,} bytes, but is a file of {self.bytes:,}: "
+                f"{self.path} says that its network has {claimed:,} bytes, but is a file of {self.bytes:,}: "
                 "so much is made only for a model that you name or build yourself"
             )
 

@@ -94,7 +94,7 @@ def _mutated_value(value: Any, chance: Random, places: list[Any]) -> Any:
             return chance.sample(value, len(value)) if chance.random() < 0.5 else value[:-1]
         case 7 if chance.random() < 0.2:
             deep: Any = value
-            for _ in range(chance.choice((50, 300, 900))):
+            for _ in range(chance.choice((50, 150, 300))):
                 deep = [deep]
             return deep
     return value

@@ -168,7 +168,7 @@ def value_of(text: str) -> Any:
     """A value as JSON if it is some, else as text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
