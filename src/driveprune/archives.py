@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import pooch  # type: ignore[import-untyped]
 
-from driveprune.files import open_regular
+from driveprune.files import naming, open_regular
 
 _ALGORITHMS = {32: "md5", 64: "sha256"}
 _REASONS = {
@@ -90,7 +90,7 @@ def _write_members(archive: Path, folder: Path) -> None:
                 path.mkdir(parents=True, exist_ok=True)
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            with content, path.open("wb") as file:
+            with content, path.open("wb") as file, naming(path):
                 shutil.copyfileobj(content, file, 1 << 20)
 
 

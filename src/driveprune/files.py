@@ -36,11 +36,10 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, follow: bool 
 
     """
     path = Path(path)
-    with _naming(path):
-        path = path.resolve() if follow else path.parent.resolve() / path.name
+    path = _resolved(path) if follow else _resolved(path.parent) / path.name
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    with _naming(path):
+    with naming(path):
         temporary = path.with_name(f".{path.name}.{token_hex(4)}.part")
         try:
             _write_new(temporary, data, sync)
@@ -51,6 +50,14 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, follow: bool 
             raise
         if sync:
             _sync_folder(path.parent)
+
+
+def _resolved(path: Path) -> Path:
+    with naming(path):
+        try:
+            return path.resolve()
+        except RuntimeError as error:  # how pathlib tells of links in a circle
+            raise OSError(ELOOP, os.strerror(ELOOP), os.fspath(path)) from error
 
 
 def _write_new(path: Path, data: bytes, sync: bool) -> None:
@@ -70,22 +77,20 @@ _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of the system name the file that was meant, whatever it was that failed."""
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the file that was meant, unless they name another one; a full disk names none."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:
+        if error.errno is None or not _is_meant(error.filename, path):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-    except RuntimeError as error:  # how pathlib tells of links in a circle
-        raise OSError(ELOOP, os.strerror(ELOOP), os.fspath(path)) from error
 
 
 def overwrite(path: str | os.PathLike[str], data: bytes) -> None:
     """Give a regular file another content in the room that it has, which a full disk still has for it."""
     path = Path(path)
-    with _naming(path):
+    with naming(path):
         descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | _PLAIN)
         try:
             _check_own(descriptor, path)
@@ -100,7 +105,7 @@ def overwrite(path: str | os.PathLike[str], data: bytes) -> None:
 def open_log(path: str | os.PathLike[str]) -> TextIO:
     """A text file to add lines to. A link or a pipe in its place is replaced, and what it leads to stays as it is."""
     path = Path(path)
-    with _naming(path):
+    with naming(path):
         try:
             descriptor = _open_to_append(path, os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0)
         except (ValueError, OSError):
@@ -145,6 +150,13 @@ def own_folder(root: str | os.PathLike[str], *names: str) -> Path:
             raise ValueError(f"{path} is a link to {os.readlink(path)}, and nothing is written there: move it away")
         path.mkdir(exist_ok=True)
     return path
+
+
+def _is_meant(name: Any, path: Path) -> bool:
+    """Whether an error names nothing, or something that has to do with a file: a part of it, or its folder."""
+    if not isinstance(name, str | bytes | os.PathLike):
+        return True
+    return path.parent in {found := Path(os.fsdecode(name)), found.parent}
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from driveprune.batches import Data, Images, statistics
-from driveprune.files import open_regular, parsed_json
+from driveprune.files import naming, open_regular, parsed_json
 
 Pixels = NDArray[np.uint8]
 _VERSION = 1
@@ -183,7 +183,7 @@ def _images(path: Path, shape: tuple[int, ...], at: int, y_at: int, mapped: bool
 
 def _write(path: Path, key: str, draft: Draft) -> None:
     temporary = path.with_name(f"{path.name}.{token_hex(4)}.part")
-    with temporary.open("xb") as file:
+    with naming(path), temporary.open("xb") as file:
         try:
             for part in (draft.train, draft.test):
                 for piece in part.pieces():

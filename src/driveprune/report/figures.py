@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from driveprune.files import write_atomically
 from driveprune.report import palette, tables
 from driveprune.report.claims import Claim
 from driveprune.report.groups import WORKS, Cell, Group, Quantity, base, tested_rows
@@ -280,9 +282,16 @@ def _figures(room: Path, group: Group) -> list[Path]:
             for kind in ("svg", "png"):
                 path = room / f"{name}.{kind}"
                 with rc_context({"svg.hashsalt": name}):  # the same figure is the same file
-                    figure.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+                    save(path, figure, kind)
                 written.append(path)
     return written
+
+
+def save(path: Path, figure: Figure, kind: str) -> None:
+    """Write a figure as "svg", "png" or "pdf": all of it, or an error that names the file."""
+    content = BytesIO()
+    figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    write_atomically(path, content.getvalue())
 
 
 def _tables(room: Path, group: Group) -> list[Path]:
@@ -314,7 +323,7 @@ def _claims(folder: Path, claims: Sequence[Claim]) -> list[Path]:
 
 def _text(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8", errors="replace")
+    write_atomically(path, content.encode("utf-8", "replace"))
     return path
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from driveprune.bench import NOISE, Bench, Timing, milliseconds
 from driveprune.report import palette
-from driveprune.report.figures import quiet
+from driveprune.report.figures import quiet, save
 from driveprune.runs.spec import DENSE
 from driveprune.screen import printable
 
@@ -60,7 +60,7 @@ def write(path: Path, found: Bench, title: str = "") -> None:
     """Write the picture as SVG, PNG or PDF, by the ending of the name."""
     kind = check_kind(path)
     with rc_context({"svg.hashsalt": "bench"}):
-        picture(found, title).savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+        save(path, picture(found, title), kind)
 
 
 def check_kind(path: Path) -> str:

@@ -29,8 +29,8 @@ class Asked:
 
     @property
     def code(self) -> int:
-        """The exit code of a process that this signal has ended."""
-        return 128 + self.signal
+        """The exit code of a process that this signal has ended, or Ctrl-C if there was none."""
+        return 128 + (self.signal or signal.SIGINT)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if not self.signal:
