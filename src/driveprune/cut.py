@@ -169,9 +169,10 @@ def prune(
     settings = Settings(
         loss=loss, include=include, exclude=exclude, frozen=frozen, min_kept=min_kept, budget=budget, seed=seed
     )
+    given = methods.check_knobs(method, knobs)
     sparsity = asked_sparsity(sparsity, method)
-    phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, knobs), method)
-    acted = _knobs_of_cut(method, sparsity, methods.check_knobs(method, knobs))
+    phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, given), method)
+    acted = _knobs_of_cut(method, sparsity, given)
     check_means([phase], settings, batches)
     if mask is not None and (include or exclude or frozen):
         raise ValueError("a mask says already which weights to prune: leave out include, exclude and frozen")
@@ -258,8 +259,8 @@ def check_macs(plan: Plan, min_kept: int = 0) -> None:
     """An error if a plan cannot be carried out with a budget of multiply-adds."""
     if min_kept or any(isinstance(phase, Prune) and phase.scope != "global" for phase in plan):
         raise OptionError(
-            'budget="macs" needs weights that compete globally, by their score per multiply-add: it goes neither '
-            "with a method that fixes the count of each layer, such as erk, nor with min_kept"
+            "a budget of multiply-adds needs a method whose weights compete globally, by their score per "
+            "multiply-add, without min_kept; erk, for one, fixes the count of each layer"
         )
 
 

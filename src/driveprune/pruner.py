@@ -123,10 +123,10 @@ class Pruner:
         self._settings = Settings(
             loss=loss, include=include, exclude=exclude, frozen=frozen, min_kept=min_kept, budget=budget, seed=seed
         )
+        given = methods.check_knobs(method, knobs)
         self._asked = asked_sparsity(sparsity, method)
         steps = _steps(epochs, steps_per_epoch, method)
         steps_per_epoch = int(steps_per_epoch)
-        given = methods.check_knobs(method, knobs)
         make = partial(methods.make_plan, method, self._asked, steps, steps_per_epoch)
         self.plan: Plan = make(given)
         check_means(self.plan, self._settings, batches)

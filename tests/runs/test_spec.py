@@ -43,7 +43,7 @@ def test_a_knob_that_came_later_is_in_the_id_only_where_it_is_not_the_default(me
 
 
 def test_a_budget_that_a_method_cannot_keep_is_refused_before_a_run_begins():
-    with pytest.raises(ValueError, match='budget="macs" needs weights that compete globally.*such as erk'):
+    with pytest.raises(ValueError, match="a budget of multiply-adds needs a method whose weights compete globally"):
         spec(method="erk", budget="macs")
     assert spec(method="synflow", budget="macs").budget == "macs"
     assert make_spec(DEMO, DIGITS, method="dense", sparsity=0.5, budget="macs").budget == "weights"

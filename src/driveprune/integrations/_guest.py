@@ -73,8 +73,10 @@ class Guest:
             length = Length(state["steps"], state["per_epoch"])
         order = self._order
         self._length = length
+        epochs = _last_steps(order, length) / length.per_epoch
         self._pruner = Pruner(
-            model, optimizers, batches, sparsity=order.sparsity, epochs=_last_steps(order, length) / length.per_epoch,
+            model, optimizers, batches, sparsity=order.sparsity,
+            epochs=None if isinstance(order.method, list) else epochs,  # a plan that is given says it
             steps_per_epoch=length.per_epoch, method=order.method, knobs=order.knobs, loss=loss,
             scheduler=Schedules(schedulers), include=order.include, exclude=order.exclude, frozen=order.frozen,
             min_kept=order.min_kept, budget=order.budget, seed=order.seed, progress=False,
