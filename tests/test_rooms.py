@@ -10,7 +10,7 @@ ORDER = [
     "gloo", "kinds",
     "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise", "selection",
     "schedule", "gradients", "double", "signals", "twin", "graph", "ties", "plan", "methods", "cut", "hold", "pruner",
-    "gaps", "netfile", "models", "summary", "preview", "traced", "atoms", "channels", "zeros", "alike", "compact",
+    "gaps", "netfile", "models", "summary", "preview", "traced", "exported", "atoms", "channels", "zeros", "alike", "compact",
     "sparse", "engine", "export", "delivery", "bench", "batches", "archives", "datasets", "recipes", "finite",
     "train", "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip

@@ -460,6 +460,8 @@ def _is_followed(found: fx.GraphModule, node: fx.Node) -> bool:
     """Whether the twin network (`driveprune.twin`) knows how signals pass an operation."""
     if node.op == "call_module":
         return isinstance(found.get_submodule(str(node.target)), _FOLLOWED_MODULES)
+    if isinstance(node.target, type):  # what holds the outputs
+        return all(user.op == "output" for user in node.users)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return node.op not in {"call_function", "call_method"} or name in _FOLLOWED
 

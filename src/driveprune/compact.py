@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -25,7 +25,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
-from driveprune import traced
+from driveprune import exported, traced
 from driveprune.alike import difference
 from driveprune.atoms import Space, Use
 from driveprune.channels import follow
@@ -135,7 +135,7 @@ def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep:
     something that cannot be followed, a copy of it comes back that is not smaller, with a warning.
 
     Args:
-        model: a network that torch.fx can trace; its removed weights count as zero.
+        model: a network that torch.fx can trace, or torch.export for the example; its removed weights count as zero.
         mask: name -> True where the weight is kept.
         example: an input of the network, such as `x[:1]`; the result is for inputs of its size (but any batch).
         keep: "function": the same outputs in evaluation mode. "trainable": only what never matters goes, so that the
@@ -154,10 +154,13 @@ def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep:
     check_fits(model, mask)
     big = copy.deepcopy(unwrap(model))
     apply(big, mask)
-    found = traced.trace(big, training=keep == "trainable")
+    found: fx.GraphModule | None = None
     try:
+        found = _graph(big, inputs, training=keep == "trainable")
         small, small_mask = _compacted(found, mask, inputs, keep)
         why = difference(big, small, inputs, training=keep == "trainable")
+    except NotFollowed as error:
+        why = str(error)
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError) as error:
         why = f"its channels cannot be followed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if why is not None:
@@ -165,8 +168,29 @@ def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep:
         small, small_mask = big, Mask(mask, getattr(mask, "provenance", {}))
     _set_modes(small, model)
     small.mask = small_mask  # type: ignore[assignment]
-    small.gains = _gains(big, mask, small, small_mask, inputs)  # type: ignore[assignment]
+    graphs = (found, None if isinstance(small, Constant) else small if isinstance(small, Compacted) else found)
+    small.gains = _gains(big, mask, small, small_mask, inputs, graphs)  # type: ignore[assignment]
     return small
+
+
+class NotFollowed(ValueError):  # noqa: N818  (it is what the network is)
+    """Neither torch.fx nor torch.export can follow a network."""
+
+
+def _graph(model: nn.Module, inputs: Inputs, *, training: bool) -> fx.GraphModule:
+    """The network as a graph: of torch.fx or, where that cannot trace it, of torch.export for the example."""
+    try:
+        return traced.trace(model, training=training)
+    except ValueError as error:
+        first = str(error)
+    try:
+        return exported.trace(model, inputs, training=training)
+    except Exception as error:  # whatever the user's own forward makes of torch.export
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise NotFollowed(
+            f"{first}; torch.export cannot follow it, either: {said}{traced.place_of(error)}. It works as it is, "
+            "with its zeros; to have it smaller, write that code without what it does by the values of tensors"
+        ) from None
 
 
 class CompactWarning(UserWarning):
@@ -220,7 +244,12 @@ def _constant(found: fx.GraphModule, inputs: Inputs) -> Constant | None:
 
 
 def _gains(
-    big: nn.Module, big_mask: Mapping[str, Tensor], small: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs
+    big: nn.Module,
+    big_mask: Mapping[str, Tensor],
+    small: nn.Module,
+    mask: Mapping[str, Tensor],
+    inputs: Inputs,
+    graphs: Sequence[nn.Module | None],
 ) -> Gains:
     pairs = [(big, big_mask), (small, mask)]
     macs = [_macs(net, kept, inputs) for net, kept in pairs]
@@ -229,7 +258,7 @@ def _gains(
         weights=_pair(sum(each.numel() for each in kept.values()) for _, kept in pairs),
         kept=_pair(sum(int(each.count_nonzero()) for each in kept.values()) for _, kept in pairs),
         macs=(macs[0], macs[1]),
-        activations=_pair(_activations(net, inputs) for net, _ in pairs),
+        activations=_pair(_activations(net, inputs) for net in graphs),
     )
 
 
@@ -242,12 +271,10 @@ def _macs(net: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs) -> int | N
         return None
 
 
-def _activations(net: nn.Module, inputs: Inputs) -> int:
-    """Bytes of all values of a network for the example; 0 if they cannot be followed."""
-    if isinstance(net, Constant):
-        return 0
+def _activations(graph: nn.Module | None, inputs: Inputs) -> int:
+    """Bytes of all values of a network for the example; 0 for a constant, and if they cannot be followed."""
     try:
-        return traced.activation_bytes(traced.values(traced.trace(net), inputs))
+        return traced.activation_bytes(traced.values(graph, inputs)) if isinstance(graph, fx.GraphModule) else 0
     except Exception:
         return 0
 

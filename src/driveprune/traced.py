@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from driveprune.double import Double
 from driveprune.gradients import evaluating, seeded
 from driveprune.graph import Inputs, fill, signal_of
 from driveprune.mask import parameters, unwrap
@@ -69,9 +72,27 @@ def _trace(model: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]
         found = fx.GraphModule(plain, _Tracer(leaves).trace(plain), type(plain).__name__)
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
-        raise ValueError(f"torch.fx cannot trace the network, so its channels cannot be followed: {said}") from None
+        raise ValueError(
+            f"torch.fx cannot trace the network, so its channels cannot be followed: {said}{place_of(error)}"
+        ) from None
     _functionalise(found)
     return found
+
+
+_OWN = (Path(torch.__file__).parent, Path(__file__).parent)
+
+
+def place_of(error: BaseException) -> str:
+    """The line of the network's code at which an error was raised, if it was raised in the network's code."""
+    theirs = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_file() and not any(Path(frame.filename).is_relative_to(own) for own in _OWN)
+    ]
+    if not theirs:
+        return ""
+    at = theirs[-1]
+    return f" (at {Path(at.filename).name}:{at.lineno}, in {at.name}: `{at.line}`)"
 
 
 def _functionalise(found: fx.GraphModule) -> None:
@@ -129,6 +150,19 @@ def _replace(net: fx.GraphModule, node: fx.Node, name: str, module: nn.Module) -
     net.recompile()
 
 
+def module_of(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A network of a graph that something else has found, in which nothing is written in place."""
+    found = fx.GraphModule(root, graph, type(root).__name__)
+    _functionalise(found)
+    return found
+
+
+def in_both_modes(training: fx.GraphModule, evaluating: fx.GraphModule) -> fx.GraphModule:
+    """The graph that holds in both modes, of one for each; an error if they differ in anything but dropout."""
+    _follow_modes(training, evaluating)
+    return training
+
+
 def _use_instead(found: fx.GraphModule, node: fx.Node) -> None:
     """Whoever used the tensor that was written into, after that, uses the new one."""
     written = node.args[0] if node.args else None
@@ -176,7 +210,7 @@ def values(found: fx.GraphModule, inputs: Inputs) -> dict[str, Any]:
     def double(leaf: Any) -> Any:
         return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    with evaluating(exact), seeded(exact, 0):
+    with evaluating(exact), seeded(exact, 0), Double():
         recorder.run(*tree_map(double, arguments(found.graph, inputs)))
     return {node.name: value for node, value in recorder.values.items()}
 

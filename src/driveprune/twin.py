@@ -161,7 +161,7 @@ class Twin(TorchFunctionMode):
 
     def _open(self, value: Tensor) -> Tensor:
         """1 where a signal can be other than zero and lets a factor pass: on a path, or where it is offset."""
-        if self._mixing or is_offset(value):
+        if is_offset(value):
             return torch.ones_like(value, dtype=torch.float64)
         return (value.detach() != 0).double()
 
