@@ -27,6 +27,7 @@ import driveprune as dp
 from driveprune import collectives, datasets, selection, train
 from driveprune.collectives import full, local
 from driveprune.files import read_json
+from driveprune.fit import Tensors
 from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec
 from tests.nets import batch, convnet, images, mlp
@@ -352,6 +353,38 @@ def nan_in_scores_of_one_rank() -> None:
     score[3, 1] = float("nan")
     with pytest.raises((ValueError, collectives.RankError), match="NaN"):
         dp.keep_top({"a": sharded(score, mesh, [Shard(0)])}, None, 0.5)
+
+
+class HarmedShare:
+    """Batches of which one, on the second rank, holds NaN."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self):
+        return len(self.source)
+
+    def __iter__(self):
+        return iter(self.source)
+
+    def epoch(self, cycle, number, start=0):
+        for place, (x, y) in enumerate(self.source.epoch(cycle, number, start), start):
+            harmed = (number, place, dist.get_rank()) == (1, 1, 1)
+            yield torch.full_like(x, float("nan")) if harmed else x, y
+
+
+def nan_in_a_batch_of_one_rank() -> None:
+    """All ranks stop at the step; the one that had the batch says where it was, and the others say which it is."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 10, generator=generator)
+    source = HarmedShare(Tensors(x, (x.sum(1) > 0).long(), 8, 0, share=(dist.get_rank(), 2)))
+    model = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"sparsity": 0.5, "epochs": 3, "steps_per_epoch": 4, "method": "magnitude"}
+    said = r"not finite at step 6 \(epoch 2, batch 2\): the batch itself holds NaN, in batch\[0\], example 0"
+    kind = (collectives.RankError, FloatingPointError)[dist.get_rank()]
+    with pytest.raises(kind, match=said):
+        train.train(model, optimizer, source, lambda _, tell: dp.Pruner(model, optimizer, source, **settings))
 
 
 def own_scores(model, mask, batches, *, loss, generator):

@@ -106,6 +106,10 @@ def test_a_run_is_that_of_one_process_and_goes_on_when_a_rank_was_killed(tmp_pat
     assert_same(tmp_path / spec.id, folder)
 
 
+def test_a_batch_of_nan_on_one_rank_stops_all():
+    launch("nan_in_a_batch_of_one_rank")
+
+
 def test_a_sweep_is_not_for_torchrun(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -380,8 +380,7 @@ class _Training:
                         self._save(checkpoints)
                     self._stop_if_asked()
         except Stopped:
-            if checkpoints is not None and self._steps_done not in {0, self._saved_step}:
-                self._save(checkpoints)
+            collectives.from_first(lambda: self._keep_last(checkpoints))  # for which all ranks wait before they end
             raise
 
     def _is_through(self) -> bool:
@@ -397,6 +396,10 @@ class _Training:
         """Stop, if this process was asked to; several ranks agree on it at each step."""
         if self._is_asked or (collectives.size() == 1 and self._stop()):
             raise Stopped
+
+    def _keep_last(self, checkpoints: Checkpoints | None) -> None:
+        if checkpoints is not None and self._steps_done not in {0, self._saved_step}:
+            self._save(checkpoints)
 
     def _save(self, checkpoints: Checkpoints) -> None:
         with self._timed("saving"):
