@@ -7,12 +7,11 @@ import driveprune
 
 HOME = Path(driveprune.__file__).parent
 ORDER = [
-    "gloo", "kinds",
-    "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise", "selection",
-    "schedule", "gradients", "double", "signals", "twin", "graph", "ties", "plan", "methods", "cut", "hold", "pruner",
-    "gaps", "netfile", "models", "summary", "preview", "traced", "exported", "atoms", "channels", "zeros", "alike", "compact",
-    "sparse", "engine", "export", "delivery", "bench", "batches", "archives", "datasets", "recipes", "finite",
-    "train", "progress", "fit", "runs", "report", "integrations", "cli",
+    "gloo", "kinds", "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise",
+    "selection", "schedule", "gradients", "double", "signals", "twin", "graph", "ties", "plan", "methods", "cut",
+    "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "exported", "atoms", "channels",
+    "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
+    "datasets", "recipes", "finite", "train", "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 
 
