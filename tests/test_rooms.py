@@ -9,8 +9,8 @@ HOME = Path(driveprune.__file__).parent
 ORDER = [
     "gloo", "kinds", "collectives", "mask", "whole", "seeds", "screen", "container", "files", "compiled", "noise",
     "selection", "schedule", "gradients", "double", "signals", "twin", "graph", "ties", "plan", "methods", "cut",
-    "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "traced", "exported", "atoms", "channels",
-    "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
+    "hold", "pruner", "gaps", "netfile", "models", "summary", "preview", "frozen", "traced", "exported", "atoms",
+    "channels", "zeros", "alike", "compact", "sparse", "engine", "export", "delivery", "bench", "batches", "archives",
     "datasets", "recipes", "finite", "train", "progress", "fit", "runs", "report", "integrations", "cli",
 ]  # fmt: skip
 

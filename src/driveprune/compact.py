@@ -29,6 +29,7 @@ from driveprune import exported, traced
 from driveprune.alike import difference
 from driveprune.atoms import Space, Use
 from driveprune.channels import follow
+from driveprune.frozen import Reads, as_followed, check_settable, lock, of_rows
 from driveprune.graph import CollapseWarning, Inputs, flow, inputs_of
 from driveprune.mask import Mask, apply, check_fits, everything, unwrap
 from driveprune.noise import dropout_of_ones
@@ -120,11 +121,15 @@ class Compacted(fx.GraphModule):
     mask: Mask
     gains: Gains
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_settable(self, name)
+        super().__setattr__(name, value)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Compacted:
-        """A copy keeps both."""
+        """A copy keeps all of it."""
         twin = super().__deepcopy__(memo)
-        for name in self.__dict__.keys() & {"mask", "gains"}:
-            setattr(twin, name, copy.deepcopy(self.__dict__[name], memo))
+        for name in self.__dict__.keys() & {"mask", "gains", "_frozen"}:
+            twin.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
         return cast(Compacted, twin)
 
 
@@ -180,7 +185,7 @@ class NotFollowed(ValueError):  # noqa: N818  (it is what the network is)
 def _graph(model: nn.Module, inputs: Inputs, *, training: bool) -> fx.GraphModule:
     """The network as a graph: of torch.fx or, where that cannot trace it, of torch.export for the example."""
     try:
-        return traced.trace(model, training=training)
+        return traced.trace(model, training=training, fixed=traced.fixed_inputs(model, inputs))
     except ValueError as error:
         first = str(error)
     try:
@@ -207,11 +212,26 @@ def _compacted(
         warnings.warn("no path leads from input to output: the compacted network is a constant", CollapseWarning, 3)
         if keep == "function" and (constant := _constant(found, inputs)) is not None:
             return constant, Mask(provenance=small_mask.provenance)
+    reads = found.meta.get("reads", {})
     while True:
         step = _Step(found, small_mask, inputs, keep)
         found, small_mask = step.smaller()
         if not step.removed:
-            return Compacted(found, found.graph), small_mask
+            return _finished(Compacted(found, found.graph), reads), small_mask
+
+
+def _finished(small: Compacted, reads: Reads) -> Compacted:
+    """A compacted network that refuses what would have no effect on it: attributes, and inputs of another kind."""
+    lock(small, reads)
+    inputs = [node for node in small.graph.nodes if node.op == "placeholder"]
+    with small.graph.inserting_after(inputs[-1]):
+        for node in inputs:
+            if "fixed" in node.meta:
+                small.graph.call_function(as_followed, (node, str(node.target), node.meta["fixed"]))
+            if "rows" in node.meta:
+                small.graph.call_function(of_rows, (node, str(node.target), node.meta["rows"]))
+    small.recompile()
+    return small
 
 
 def _set_modes(small: nn.Module, model: nn.Module) -> None:

@@ -13,16 +13,19 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune import traced
+from driveprune.frozen import watched
+from driveprune.gradients import same_buffers, seeded
 from driveprune.graph import Inputs
 from driveprune.mask import unwrap
 
@@ -62,11 +65,22 @@ def trace(model: nn.Module, inputs: Inputs, *, training: bool = False) -> fx.Gra
 def _trace(model: nn.Module, inputs: Inputs, training: bool) -> fx.GraphModule:
     plain = copy.deepcopy(unwrap(model)).train(training)
     named = _by_name(plain, inputs)
-    graph = _Lowering(plain, _program(plain, named), named).graph()
+    with suppress(Exception), torch.no_grad(), same_buffers(plain), seeded(plain, 0):
+        plain(**named)  # what a network prepares at its first call is no change at each call
+    with watched(plain) as reads:
+        program, rows = _program(plain, named)
+    graph = _Lowering(plain, program, named).graph()
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.target in rows:
+            node.meta["rows"] = rows[node.target]
+        elif node.op == "placeholder" and not isinstance(named[str(node.target)], Tensor):
+            node.meta["fixed"] = named[str(node.target)]
     for module in plain.modules():  # what hooks did is in the graph
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
-    return traced.module_of(plain, graph)
+    found = traced.module_of(plain, graph)
+    found.meta["reads"] = reads
+    return found
 
 
 def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
@@ -84,8 +98,11 @@ def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     return found
 
 
-def _program(plain: nn.Module, named: Mapping[str, Any]) -> fx.GraphModule:
-    """What torch.export finds, for any number of examples if it can be; one example would be taken for all."""
+def _program(plain: nn.Module, named: Mapping[str, Any]) -> tuple[fx.GraphModule, dict[str, int]]:
+    """What torch.export finds, for any number of examples if it can be; if not, how many rows inputs must have.
+
+    One example would be taken for all.
+    """
     unlisted = named.keys() - inspect.signature(plain.forward).parameters.keys()
     if unlisted:
         raise ValueError(f"it does not list its input {min(unlisted)}")
@@ -96,11 +113,21 @@ def _program(plain: nn.Module, named: Mapping[str, Any]) -> fx.GraphModule:
         try:
             with _quiet():
                 found = torch.export.export(plain, (), given, dynamic_shapes=shapes, strict=False)
-                return found.module(check_guards=False)
+                if _rows(found) and given is twice:
+                    continue  # the code decides by the number of examples: let it be that of the example
+                return found.module(check_guards=False), _rows(found)
         except Exception as error:  # whatever the user's forward raises when it is given other numbers
             first = error
     assert first is not None
     raise first
+
+
+def _rows(found: torch.export.ExportedProgram) -> dict[str, int]:
+    """Inputs that must have as many rows as in the example, by name."""
+    values = {node.name: node.meta.get("val") for node in found.graph.nodes if node.op == "placeholder"}
+    given = {name: values.get(name) for name in found.graph_signature.user_inputs if isinstance(name, str)}
+    shapes = {name: each.shape for name, each in given.items() if isinstance(each, Tensor) and each.dim()}
+    return {name: int(shape[0]) for name, shape in shapes.items() if is_concrete_int(shape[0])}
 
 
 def _has_batch(leaf: Any) -> bool:

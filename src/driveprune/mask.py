@@ -33,7 +33,7 @@ _WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _NEVER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _BY_INCLUDE_ONLY = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
 _PARAMETRISED = ("_g", "_v", "_orig")  # the endings that old weight_norm and torch's prune give to weights
-_SPARSE = "_made_by_sparsify"
+SPARSE_MARK = "_made_by_sparsify"
 _NO_WEIGHTS = ("pos", "emb", "token", "bias", "table")
 _WEIGHTS = re.compile(r"weight|expert|kernel|proj|matri|filter|(^|[._])(w[qkvogi]?|[qkvor])\d*($|[._])")
 """What modules of other makes than torch's call their weights: `weight`, `gate_up_proj`, `W`, `w1`, `wq`, `q`."""
@@ -80,13 +80,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def mark_sparse(module: nn.Module) -> None:
     """Say of a module that it is a sparse network, or a layer of one."""
-    module.__dict__[_SPARSE] = True
+    module.__dict__[SPARSE_MARK] = True
 
 
 def check_ordinary(model: nn.Module) -> None:
     """An error for a sparse network: what works on weights and masks needs weights of the masks' shapes."""
     for prefix, module in owners(model):
-        if _SPARSE in module.__dict__:
+        if SPARSE_MARK in module.__dict__:
             part = f", or a part of one ({prefix.rstrip('.')})" if prefix else ""
             raise ValueError(f"this is a sparse network made by sparsify{part}: call densify(model) first")
 

@@ -8,6 +8,7 @@ convolution count by channels: where one tap of a kernel is kept, the channels a
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import traceback
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune.double import Double
+from driveprune.frozen import FrozenError, Reads, watched
 from driveprune.gradients import evaluating, seeded
 from driveprune.graph import Inputs, fill, signal_of
 from driveprune.mask import parameters, unwrap
@@ -38,45 +40,95 @@ class Element:
     needed: Tensor
 
 
-def trace(model: nn.Module, *, training: bool = False, leaves: tuple[type[nn.Module], ...] = ()) -> fx.GraphModule:
+def trace(
+    model: nn.Module,
+    *,
+    training: bool = False,
+    leaves: tuple[type[nn.Module], ...] = (),
+    fixed: Mapping[str, Any] | None = None,
+) -> fx.GraphModule:
     """A copy of a network as a graph; names of parameters and buffers are those of the unwrapped model.
+
+    What the network's code read of its modules' attributes is in `found.meta["reads"]`.
 
     Args:
         model: the network; what its code does in another mode than that of the trace is not seen.
         training: the graph must hold in training and in evaluation mode; an error if the network's code differs in
             anything but dropout.
         leaves: modules that are one operation each, beside those of torch.
+        fixed: inputs that are always these, by their names, such as what `fixed_inputs` finds.
 
     """
-    found = _trace(model, training, leaves)
+    found = _trace(model, training, leaves, fixed or {})
     if training:
-        _follow_modes(found, _trace(model, False, leaves))
+        evaluated = _trace(model, False, leaves, fixed or {})
+        _follow_modes(found, evaluated)
+        found.meta["reads"] = {**evaluated.meta["reads"], **found.meta["reads"]}
     return found
 
 
+def fixed_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
+    """What an example decides for the code of a network, by name: inputs that are None, a flag or a text."""
+    try:
+        bound = inspect.signature(unwrap(model).forward).bind(*inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        raise ValueError(f"the example is no input of the network: {error}") from None
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if value is None or isinstance(value, bool | str)}
+
+
 class _Tracer(fx.Tracer):
-    def __init__(self, leaves: tuple[type[nn.Module], ...] = ()) -> None:
+    def __init__(self, leaves: tuple[type[nn.Module], ...] = (), fixed: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self._leaves = leaves
+        self._leaves, self._fixed = leaves, fixed or {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, self._leaves) or super().is_leaf_module(m, module_qualified_name)
 
+    def create_args_for_root(self, *args: Any, **kwargs: Any) -> Any:
+        """Stand-ins for the inputs, but for those that are fixed."""
+        function, inputs = super().create_args_for_root(*args, **kwargs)
+        return function, [self._or_fixed(each) for each in inputs]
 
-def _trace(model: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]) -> fx.GraphModule:
+    def _or_fixed(self, given: Any) -> Any:
+        """A stand-in, or what it always is; the graph remembers it beside the input, which it does not use."""
+        name = str(given.node.target) if isinstance(given, fx.Proxy) else ""
+        if name not in self._fixed:
+            return given
+        given.node.meta["fixed"] = self._fixed[name]
+        return self._fixed[name]
+
+
+def _trace(
+    model: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...], fixed: Mapping[str, Any]
+) -> fx.GraphModule:
     plain = copy.deepcopy(unwrap(model)).train(training)
     hooked = [name for name, module in plain.named_modules() if module._forward_hooks or module._forward_pre_hooks]
     if hooked:
         raise ValueError(f"{hooked[0] or 'the network'} has forward hooks, which torch.fx does not see: remove them")
     try:
-        found = fx.GraphModule(plain, _Tracer(leaves).trace(plain), type(plain).__name__)
+        graph, reads = _graph(plain, leaves, fixed)
+        found = fx.GraphModule(plain, graph, type(plain).__name__)
+    except FrozenError:
+        raise
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"torch.fx cannot trace the network, so its channels cannot be followed: {said}{place_of(error)}"
         ) from None
     _functionalise(found)
+    found.meta["reads"] = reads
     return found
+
+
+def _graph(plain: nn.Module, leaves: tuple[type[nn.Module], ...], fixed: Mapping[str, Any]) -> tuple[fx.Graph, Reads]:
+    """The graph, and what was read meanwhile; what a network prepares at its first call, it does not do at each."""
+    try:
+        with watched(plain, leaves) as reads:
+            return _Tracer(leaves, fixed).trace(plain), reads
+    except FrozenError:
+        with watched(plain, leaves) as reads:
+            return _Tracer(leaves, fixed).trace(plain), reads
 
 
 _OWN = (Path(torch.__file__).parent, Path(__file__).parent)
@@ -113,6 +165,7 @@ def _functionalise(found: fx.GraphModule) -> None:
             node.target = getattr(torch, name[:-1])
         else:
             continue
+        _check_written(node)
         _use_instead(found, node)
     for module in layers.values():
         if getattr(module, "inplace", None) is True:
@@ -161,6 +214,25 @@ def in_both_modes(training: fx.GraphModule, evaluating: fx.GraphModule) -> fx.Gr
     """The graph that holds in both modes, of one for each; an error if they differ in anything but dropout."""
     _follow_modes(training, evaluating)
     return training
+
+
+_VIEWS = set(
+    """
+    view view_as reshape flatten unflatten squeeze unsqueeze transpose permute movedim swapaxes narrow select expand
+    expand_as chunk split unbind detach getitem t T mT data getattr contiguous diagonal unfold
+    """.split()
+)
+
+
+def _check_written(node: fx.Node) -> None:
+    """An error if what a node writes into is a part of the network, or an input: somebody may see it there."""
+    written = node.args[0] if node.args else None
+    while isinstance(written, fx.Node) and written.op in {"call_function", "call_method"}:
+        name = getattr(written.target, "__name__", written.target)
+        written = written.args[0] if name in _VIEWS and written.args else None
+    if isinstance(written, fx.Node) and written.op in {"get_attr", "placeholder"}:
+        what = "its input" if written.op == "placeholder" else ""
+        raise FrozenError(f"its code writes into {what or written.target}, which a graph would not do")
 
 
 def _use_instead(found: fx.GraphModule, node: fx.Node) -> None:

@@ -299,6 +299,7 @@ class Noisy(nn.Module):
         return self.norm(self.a(x)) * (1 if scale > -1 else 2)
 
 
+@pytest.mark.filterwarnings("ignore:the network runs by its own code, layer by layer:driveprune.SparseWarning")
 def test_measuring_leaves_no_trace():
     net = Noisy().train()
     state = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()

@@ -8,6 +8,7 @@ from torch import nn
 
 import driveprune as dp
 from driveprune.sparse.choice import Measured
+from driveprune.sparse.made import made_of
 from tests.sparse.literal import Residual, floats, random_mask, spoken
 
 
@@ -90,7 +91,7 @@ def test_times_and_choices_are_shown_and_go_to_json(monkeypatch):
     monkeypatch.setattr("driveprune.sparse.choice.timed", lambda jobs: {"dense": 0.001, "sparse": 0.002})
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     fast = dp.sparsify(net, random_mask(net, 0.5), floats(1, 4))
-    fast.fallbacks = ["its code differs in training"]
+    made_of(fast).fallbacks = ("its code differs in training",)
     found = dp.explain(fast)
     assert found.timings[0] == Measured("inference", 1, {"dense": 0.001, "sparse": 0.002}, "dense")
     assert {each.reason for each in found.layers} == {"the network as a whole is faster so, by a measurement"}

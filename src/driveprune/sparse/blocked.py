@@ -37,8 +37,8 @@ def pack(x: Tensor) -> Tensor:
 
 
 def unpack(x: Tensor, count: int, dims: int) -> Tensor:
-    """The `count` images of a blocked tensor as (N, C, H, W), or (N, C)."""
-    images = x.movedim(-1, 1).reshape(-1, *x.shape[1:-1])[:count]
+    """The `count` images of a blocked tensor as (N, C, H, W), or (N, C), in the order of memory that torch has."""
+    images = x.movedim(-1, 1).reshape(-1, *x.shape[1:-1])[:count].contiguous()
     return images if dims == 4 else images.flatten(1)
 
 

@@ -137,7 +137,7 @@ def explain(model: nn.Module) -> Explanation:
         training=made.ways.training,
         timings=made.timings,
         notes=made.notes,
-        fallbacks=tuple(model.__dict__.get("fallbacks", ())),
+        fallbacks=made.fallbacks,
     )
 
 

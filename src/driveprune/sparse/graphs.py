@@ -17,11 +17,16 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from driveprune import traced
+from driveprune.frozen import Reads, is_as_followed, snapshot
 from driveprune.graph import Inputs
+from driveprune.sparse.changes import Unchanged
 from driveprune.sparse.choice import is_dense_faster
 from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Lease
 from driveprune.sparse.region import Region, step_of
+
+_ANY_TENSOR = "a tensor"
+"""What an optional input was in the example, if it was none that is always the same."""
 
 
 class Graphs:
@@ -29,6 +34,12 @@ class Graphs:
 
     def __init__(self, found: fx.GraphModule, net: nn.Module, inputs: Inputs, *, choose: bool) -> None:
         known = dict(net.named_modules(remove_duplicate=False))
+        self.fixed = {str(node.target): node.meta.get("fixed", _ANY_TENSOR) for node in found.graph.nodes
+                      if node.op == "placeholder" and ("fixed" in node.meta or node.args)}  # fmt: skip
+        """Inputs that decide what the network's code does, and what they were in the example."""
+        reads = found.meta.get("reads", {})
+        self.reads: Reads = {(path, name): snapshot(getattr(_part(net, path), name)) for path, name in reads}
+        self.unchanged: Unchanged | None = None
         self.extras: dict[str, nn.Module] = {}
         """Modules in the place of functions, such as a dropout; they follow the network's mode."""
         self.constants: dict[str, Tensor] = {}
@@ -48,19 +59,42 @@ class Graphs:
         self._names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
         self._code: Callable[..., Any] | None = None
         self._not_in_place: dict[nn.Module, nn.Module] = {}
+        self._deciding = [(self._names.index(name), name, wanted) for name, wanted in self.fixed.items()]
         self._lease = Lease()  # those of the kernels end later: torch.fx has them in cycles
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: graphs as plain data."""
         parts = {name: _as_data(part) for name, part in self.parts.items()}
         whole = {"graph": _as_data(self.graph), "ordinary": _as_data(self.ordinary), "parts": parts}
-        return {"regions": self.regions, "extras": self.extras, "constants": self.constants, **whole}
+        rest = {name: getattr(self, name) for name in ("fixed", "reads", "unchanged", "extras", "constants")}
+        return {"regions": self.regions, **rest, **whole}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.regions, self.extras, self.constants = state["regions"], state["extras"], state["constants"]
+        self.fixed, self.reads, self.unchanged = state["fixed"], state["reads"], state["unchanged"]
         self.graph, self.ordinary = _from_data(state["graph"]), _from_data(state["ordinary"])
         self.parts = {name: _from_data(part) for name, part in state["parts"].items()}
         self._prepare()
+
+    def watch(self, net: nn.Module) -> None:
+        """Remember the network as it is: from now on, `why_not` tells what was changed."""
+        nodes = [node for part in self.parts.values() for node in part.nodes if node.op == "call_module"]
+        paths = {str(node.target) for node in nodes if str(node.target) not in self.extras}
+        self.unchanged = Unchanged(net, self.reads, paths)
+
+    def why_not(self) -> str | None:
+        """What of the network is another one than that of the graphs, in words; None if they stand for it."""
+        return self.unchanged.why_not() if self.unchanged is not None else None
+
+    def decide_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """An input that decides what the network's code does, and is of another kind than in the example."""
+        inputs = self._inputs(args, kwargs) if self._deciding else ()
+        for number, name, wanted in self._deciding:
+            given = inputs[number]
+            decides = given is None or isinstance(given, bool | str)
+            if decides if wanted is _ANY_TENSOR else not is_as_followed(given, wanted):
+                return name
+        return None
 
     def __call__(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the network would compute."""
@@ -70,6 +104,9 @@ class Graphs:
 
     def without_regions(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same by the network's layers, one by one, for a network that has no code of its own."""
+        name = self.decide_otherwise(args, kwargs)
+        if name is not None:
+            raise ValueError(f"{name} decides what the network does; sparsify it with an example of this kind")
         if self._code is None:
             root = {name: _found(net, name) for name in {str(node.target) for node in _using(self.ordinary)}}
             self._code = type(fx.GraphModule({**root, **self.extras, **self.constants}, self.ordinary)).forward

@@ -32,6 +32,14 @@ class Ways:
         return self.training if torch.is_grad_enabled() else self.inference
 
 
+_SETTLED = frozenset(
+    """
+    in_channels out_channels in_features out_features kernel_size stride padding dilation groups padding_mode geometry
+    shape
+    """.split()
+)
+
+
 class SparseLayer(nn.Module):
     """A convolution or a linear layer with few weights.
 
@@ -59,6 +67,13 @@ class SparseLayer(nn.Module):
         self.kernel = Kernel(
             Layer(full.shape[0], full.shape[1], (full.shape[2], full.shape[3]), *geometry, full.nonzero().numpy())
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SETTLED and name in self.__dict__:
+            raise AttributeError(
+                f"{name} of a sparse layer cannot be changed: densify, change it in the network, sparsify again"
+            )
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file needs: no full weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from driveprune.hold import Held
-from driveprune.mask import Mask, mark_sparse
+from driveprune.mask import SPARSE_MARK, Mask, mark_sparse
 from driveprune.sparse.choice import Measured
 from driveprune.sparse.graphs import Graphs
 from driveprune.sparse.layers import SparseLayer, Ways
+from driveprune.sparse.reasons import SparseWarning
 
 _RECORD = "_sparsified"
+RECORDS = (_RECORD, SPARSE_MARK, "mask", "origin")
+"""Attributes of a sparse network that are not the ordinary network's."""
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Made:
     """What could not be measured, and why."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why a masked weight is not a sparse layer's, by its name."""
+    fallbacks: tuple[str, ...] = ()
+    """Why the network runs by its own code, layer by layer."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Made:
         return Made(**{each.name: copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)})
@@ -62,6 +68,19 @@ class Made:
         packed, provenance = state["mask"]
         mask = Mask({name: _unpacked(*each) for name, each in packed.items()}, provenance)
         self.__dict__.update({**state, "mask": mask})
+
+    def graphs_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graphs | None:
+        """The network's graphs, if they stand for what its code would do for these inputs."""
+        if self.graphs is None or self.graphs.decide_otherwise(args, kwargs) is not None:
+            return None
+        why = self.graphs.why_not()
+        if why is None:
+            return self.graphs
+        said = f"{why}, after sparsify: the network runs by its own code, layer by layer"
+        if said not in self.fallbacks:
+            self.fallbacks = (*self.fallbacks, said)
+            warnings.warn(said, SparseWarning, stacklevel=4)
+        return None
 
     def fill_in(self) -> None:
         """Let torch compute everything from now on, with zeros filled in, as in the ordinary network's own code."""
@@ -104,8 +123,11 @@ class SparseNetwork(nn.Module):
         """What the ordinary network would compute."""
         made, own = made_of(self), type(self).__dict__.get("_own")
         if made is not None and made.graphs is not None and (own is None or made.ways.now() == "sparse"):
-            whole = made.ways.now() == "sparse"
-            return (made.graphs if whole else made.graphs.without_regions)(self, args, kwargs)
+            graphs = made.graphs_for(args, kwargs) if made.ways.now() == "sparse" else None
+            if graphs is not None:
+                return graphs(self, args, kwargs)
+            if own is None:
+                return made.graphs.without_regions(self, args, kwargs)
         return own.forward(self, *args, **kwargs)  # type: ignore[union-attr]
 
     def __getattr__(self, name: str) -> Any:

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from driveprune import traced
-from driveprune.compact import SameDropout
+from driveprune.frozen import OWN_NAMES
 from driveprune.graph import Inputs, inputs_of
 from driveprune.hold import hold
-from driveprune.mask import Mask, apply, check_fits, unwrap
+from driveprune.mask import Mask, check_fits, unwrap
+from driveprune.sparse.capture import captured, places, weight_of
 from driveprune.sparse.carry import Successor, carried
 from driveprune.sparse.choice import choose, undisturbed
 from driveprune.sparse.graphs import Graphs
-from driveprune.sparse.layers import SparseLayer, Ways, sparse_layer
-from driveprune.sparse.made import Made, Origin, in_regions, made_of, remember
+from driveprune.sparse.layers import SparseLayer, Ways
+from driveprune.sparse.made import RECORDS, Made, Origin, in_regions, made_of, remember
 from driveprune.sparse.pattern import watch
-from driveprune.sparse.reasons import SparseWarning, reads_weights, reasons, share
+from driveprune.sparse.reasons import SparseWarning, reasons, share
 
 Layers = Literal["auto", "sparse"]
 
@@ -77,23 +77,28 @@ def sparsify(
     _check_kind(plain)
     inputs = inputs_of(example)
     with torch.inference_mode(False), undisturbed():  # its parameters are to be trained
-        replaced = _sparse_layers(plain, mask)
-        net, found = _captured(plain, mask, replaced)
+        copy_of = captured(plain, mask, inputs)
+        net, found = copy_of.net, copy_of.found
         graphs = None if found is None else Graphs(found, net, inputs, choose=layers == "auto")
-        net = net if graphs is None else in_regions(net, graphs)
-        at = _places(plain, replaced)
-        sparse = {_weight_of(path) for path in at}
+        if graphs is not None:
+            net = in_regions(net, graphs)
+            graphs.watch(net)
+        at = places(plain, copy_of.layers)
+        sparse = {weight_of(path) for path in at}
         rest = {name: kept for name, kept in mask.items() if name not in sparse}
         successors = _successors(plain, net, at)
         new = None if optimizer is None else carried(optimizer, successors)
         held = hold(net, new if _trains(new, net, rest) else None, rest) if rest else None
         made = Made(Origin(_skeleton(plain), held), Mask(mask, getattr(mask, "provenance", {})), Ways(), graphs)
-        made.reasons = reasons(plain, mask, sparse)
+        made.reasons, made.fallbacks = reasons(plain, mask, sparse), tuple(copy_of.fallbacks)
         _set_modes(net, plain)
         watch(net, mask, rest)
         remember(net, made)
-        _choose_ways(net, made, inputs, list(replaced.values()), measure=layers == "auto")
+        _choose_ways(net, made, inputs, list(copy_of.layers.values()), measure=layers == "auto")
     _warn_of_a_small_share(made, sparse)
+    if copy_of.warn:
+        said = "; ".join(made.fallbacks)
+        warnings.warn(f"the network runs by its own code, layer by layer: {said}", SparseWarning, stacklevel=2)
     return net if new is None else (net, new)
 
 
@@ -142,7 +147,21 @@ def write_back(model: nn.Module, dense: nn.Module) -> dict[Tensor, Successor]:
         tensor.copy_(convert(own[name]))
         tensor.requires_grad_(own[name].requires_grad)
         found[own[name]] = Successor(tensor, convert)
+    _carry_attributes(model, dense, {id(old): new.parameter for old, new in found.items()})
     return found
+
+
+def _carry_attributes(model: nn.Module, dense: nn.Module, known: Mapping[int, Any]) -> None:
+    """Give the modules of an ordinary network the attributes that those of a sparse one have by now."""
+    others = dict(model.named_modules(remove_duplicate=False))
+    pairs = [(others[path], own) for path, own in dense.named_modules(remove_duplicate=False) if path in others]
+    memo = {**known, **{id(old): own for old, own in pairs}}
+    for old, own in pairs:
+        if isinstance(old, SparseLayer) or isinstance(own, fx.GraphModule):
+            continue
+        for name, value in vars(old).items():
+            if name not in OWN_NAMES and (name in vars(own) or name not in RECORDS):
+                own.__dict__[name] = copy.deepcopy(value, memo)
 
 
 def _choose_ways(net: nn.Module, made: Made, inputs: Inputs, layers: list[SparseLayer], *, measure: bool) -> None:
@@ -173,65 +192,6 @@ def _check_kind(plain: nn.Module) -> None:
             raise ValueError(f"the sparse kernels run on the CPU, but {name} is on {weight.device}: model.cpu()")
         if weight.is_floating_point() and weight.dtype != torch.float32:
             raise ValueError(f"the sparse kernels compute in float32, but {name} is {weight.dtype}: model.float()")
-
-
-def _sparse_layers(plain: nn.Module, mask: Mapping[str, Tensor]) -> dict[nn.Module, SparseLayer]:
-    """The layers that the kernels know, made sparse: those with a mask for a weight of their own."""
-    owners: dict[Tensor, set[nn.Module]] = {}
-    for module in plain.modules():
-        for weight in module._parameters.values():
-            if weight is not None:
-                owners.setdefault(weight, set()).add(module)
-    found: dict[nn.Module, SparseLayer] = {}
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    inner = {layer for module in plain.modules() if reads_weights(module) for layer in module.children()}
-    for path, module in plain.named_modules():
-        kept = mask.get(_weight_of(path))
-        if kept is None or module in inner or any(getattr(module, each) for each in hooks):
-            continue
-        if all(owners[each] == {module} for each in module._parameters.values() if each is not None):
-            layer = sparse_layer(module, kept)
-            if layer is not None:
-                found[module] = layer
-    return found
-
-
-def _weight_of(path: str) -> str:
-    return f"{path}.weight" if path else "weight"
-
-
-def _places(plain: nn.Module, replaced: Mapping[nn.Module, SparseLayer]) -> dict[str, SparseLayer]:
-    """Sparse layers by their paths."""
-    return {path: replaced[module] for path, module in plain.named_modules() if module in replaced}
-
-
-def _captured(
-    plain: nn.Module, mask: Mapping[str, Tensor], replaced: dict[nn.Module, SparseLayer]
-) -> tuple[nn.Module, fx.GraphModule | None]:
-    """A copy with sparse layers, and its graph; layers whose weights are used by themselves, too, are left out."""
-    net = _copied(plain, mask, replaced)
-    try:
-        found = traced.trace(net, training=True, leaves=(SparseLayer, SameDropout))
-    except ValueError:  # the user's own code calls the layers, one by one
-        return net, None
-    if any(node.op == "placeholder" and str(node.target).startswith("*") for node in found.graph.nodes):
-        return net, None  # any number of inputs
-    read = {str(node.target) for node in found.graph.nodes if node.op == "get_attr"}
-    used = [layer for path, layer in _places(plain, replaced).items() if _weight_of(path) in read]
-    if not used:
-        return net, found
-    for module in [module for module, layer in replaced.items() if layer in used]:
-        del replaced[module]
-    return _captured(plain, mask, replaced)
-
-
-def _copied(plain: nn.Module, mask: Mapping[str, Tensor], replaced: Mapping[nn.Module, SparseLayer]) -> nn.Module:
-    """A copy of the network with sparse layers in the places of others; no dense weight of those is copied."""
-    memo: dict[int, Any] = {id(module): layer for module, layer in replaced.items()}
-    copied: nn.Module = copy.deepcopy(plain, memo)
-    known = dict(copied.named_parameters())
-    apply(copied, {name: kept for name, kept in mask.items() if name in known and known[name].shape == kept.shape})
-    return copied
 
 
 def _successors(plain: nn.Module, net: nn.Module, at: Mapping[str, SparseLayer]) -> dict[Tensor, Successor]:
