@@ -157,10 +157,10 @@ def _last_steps(order: Order, length: Length) -> int:
     least = total_steps(plan) if is_own else taken_back + 1
     if least > length.steps:
         knobs = {} if is_own else {**methods.knobs(order.method), **(order.knobs or {})}
-        said = "".join(f", {name}={value}" for name, value in knobs.items())
+        said = ", ".join(f"{name}={value}" for name, value in knobs.items())
         raise ValueError(
-            f"{methods.describe(order.method)} takes at least {least} steps, with {length.per_epoch} in an epoch"
-            f"{said}, and the training has only {length.steps}"
+            f"{methods.describe(order.method)} takes at least {least} steps, with {length.per_epoch} in an epoch, "
+            f"and the training has only {length.steps}" + (f" ({said})" if said else "")
         )
     return length.steps - taken_back
 
