@@ -50,7 +50,7 @@ def fitted(engine, method="drive", checkpoints=None, **knobs):
     recipe = replace(dp.recipes.get("strong-general"), batch=25)
     trained = dp.fit(
         model, (images(), images()), sparsity=0.8, method=method, recipe=recipe, epochs=6, engine=engine, knobs=knobs,
-        checkpoints=checkpoints, every=0.0, progress=False,
+        checkpoints=checkpoints, progress=False, **({} if checkpoints is None else {"every": 0.0}),
     )  # fmt: skip
     return model, trained
 

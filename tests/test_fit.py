@@ -280,6 +280,13 @@ class Kept:
         ({"include": 3}, "include must be a pattern of parameter names, or several, got 3"),
         ({"budget": "flops"}, "budget must be 'weights' or 'macs', got 'flops'"),
         ({"loss": nn.CrossEntropyLoss()}, "loss must be a function of .* is one of outputs and targets"),
+        ({"loss": lambda output, target: 0}, r"loss must be .* is one of \(output, target\): write loss="),
+        ({"measure": nn.CrossEntropyLoss(), "holdout": 5}, "measure must be a function of .* is one of outputs and"),
+        ({"measure": 3, "holdout": 5}, "measure must be a function of .* got 3"),
+        ({"watch": 3}, "watch must be a function, got 3"),
+        ({"stop": True}, "stop must be a function, got True"),
+        ({"beginning": "folder"}, r"beginning must have load\(\) and save"),
+        ({"engine": "auto", "precision": "bf16"}, "computes in fp32, so engine='auto' cannot act with 'bf16'"),
         ({"sparsity": None}, "sparsity must be given"),
     ],
 )

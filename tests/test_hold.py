@@ -684,6 +684,29 @@ def test_training_a_deep_copy_says_once_that_it_is_not_held():
     assert removed_are_zero(held_copy, mask)
 
 
+def of_a_copy(net):
+    return copy.deepcopy(copy.deepcopy(net))
+
+
+def of_a_part(net):
+    return nn.Sequential(copy.deepcopy(net[0]), *list(mlp())[1:])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, of_a_copy, of_a_part])
+@pytest.mark.parametrize("gone", [True, False])
+def test_copies_of_copies_and_of_parts_say_so_too_even_if_the_held_network_is_gone(copied, gone):
+    net = mlp()
+    held = dp.hold(net, None, random_mask(net))
+    net, first = copied(net), net
+    if gone:
+        del held, first
+        gc.collect()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.warns(dp.HoldWarning, match="a copy is not held"):
+        train(net, optimizer, 1)
+    train(net, optimizer, 1)
+
+
 def test_what_is_no_optimiser_or_mask_is_named():
     net = mlp()
     mask = random_mask(net)

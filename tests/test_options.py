@@ -86,6 +86,9 @@ PAIRS = [
     ("run", "--size 8", "size=8"),
     ("run --device cuda", "--engine sparse", "--device cuda"),
     ("run --device cuda", "--engine auto", "--device cuda"),
+    ("run --precision bf16", "--engine sparse", "--precision bf16"),
+    ("run --precision fp16", "--engine auto", "--precision fp16"),
+    ("sweep --precision bf16", "--engine auto", "--precision bf16"),
     ("sweep --methods dense", "--sparsities 0.5", "the method dense"),
     ("sweep --methods dense", "--budget macs", "the method dense"),
     ("sweep --methods dense", "--engine auto", "the method dense"),
@@ -181,6 +184,51 @@ def test_every_option_of_prune_makes_another_file(here):
         assert told.exit_code == 0, told.output
         sizes.append((here / "x.safetensors").read_bytes())
     assert sizes[0] != sizes[1]
+
+
+FLAT = """
+from torch.nn import Flatten, Linear, ReLU, Sequential
+def flat(classes=10):
+    return Sequential(Flatten(), Linear(64, 20), ReLU(), Linear(20, classes))
+number = 3
+"""
+
+
+def test_a_network_without_convolutions_runs(here):
+    """--channels-last is the default of a command, and nothing that its user has asked for."""
+    (here / "mine_flat.py").write_text(FLAT)
+    told = command("run", "--model", "mine_flat.flat", "--method", "snip", "--epochs", "1", "--runs", "r")
+    assert told.exit_code == 0, told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model mine_flat.flat --width 0.5", "mine_flat.flat cannot be scaled"),
+        ("--model resnt18", "unknown model 'resnt18'"),
+        ("--model mine_flat.net", "unknown model 'mine_flat.net'"),
+        ("--model mine_flat.number", "mine_flat.number must be a function that makes a network, got 3"),
+        ("--method erk --budget macs", "a budget of multiply-adds needs a method"),
+        ("--method snipp", "unknown method 'snipp'"),
+        ("--knob early_epochs=Infinity", "early_epochs must be a number, got inf"),
+        ("--knob early_epochs=abc", "early_epochs must be a number, got 'abc'"),
+        ("--knob early_epochs=99", "early_epochs=99.0 (9900 steps)"),
+        ("--holdout 5000", "holdout must be from 0"),
+        ("--images 5000", "a subset must have from 1"),
+        ("--test-images 5000", "a subset must have from 1"),
+        ("--precision fp8", "precision must be"),
+        ("--device nowhere", "nowhere"),
+    ],
+)
+@pytest.mark.parametrize("name", ["run", "sweep"])
+def test_what_cannot_be_run_fails_before_there_is_a_folder(here, name, words, message):
+    (here / "mine_flat.py").write_text(FLAT)
+    if name == "sweep":
+        words = words.replace("--method ", "--methods ").replace("--knob ", "--knob drive.")
+    told = command(name, *words.split(), "--runs", "r")
+    assert told.exit_code == 2, told.output
+    assert message in told.stderr
+    assert not (here / "r").exists()
 
 
 def test_seconds_that_nobody_can_wait(here):

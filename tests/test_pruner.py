@@ -420,6 +420,24 @@ def test_a_plan_of_ones_own_says_how_long_and_how_sparse():
         dp.Pruner(convnet(), None, DATA, method=[], steps_per_epoch=3)
 
 
+def test_a_checkpoint_of_another_plan_of_ones_own_is_refused():
+    from driveprune.methods import magnitude, random
+
+    def plan(until=4, score=magnitude.score, path=(0.3, 0.9), **options):
+        return [dp.Train(until), dp.Prune(score, path, **options), dp.Train(8)]
+
+    def pruner(method, state=None):
+        return dp.Pruner(convnet(), None, DATA, method=method, steps_per_epoch=2, resume=state)
+
+    state = pruner(plan()).state_dict()
+    assert pruner(plan(), state).steps_left == 4
+    for other in (
+        plan(until=6), plan(score=random.score), plan(path=(0.5, 0.9)), plan(scope="layer"), plan(revive=True),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"another plan: its plan is .Train.4., Prune.driveprune.methods.magni"):
+            pruner(other, state)
+
+
 def test_provenance_follows_a_plan_of_many_cuts():
     net, knobs = convnet(), {"cuts": 4}
     pruner = dp.Pruner(net, None, DATA, method="gmp", sparsity=0.9, epochs=6, steps_per_epoch=3, knobs=knobs)

@@ -138,10 +138,27 @@ def _moments(counts: list[int]) -> tuple[float, float]:
 
 def split(images: Images, holdout: int) -> tuple[Images, Images]:
     """Training images and `holdout` held-out ones: a random choice that is the same for every seed of a training."""
-    if not 0 <= holdout < len(images):
-        raise ValueError(f"holdout must be from 0 to {len(images) - 1} of {len(images)} images, got {holdout}")
+    _check_holdout(len(images), holdout)
     order = torch.randperm(len(images), generator=generator_for(0, "holdout", len(images)))
     return images.take(order[holdout:].sort().values), images.take(order[:holdout].sort().values)
+
+
+def check_choice(data: Data, images: int | None, test_images: int | None, holdout: int) -> None:
+    """An error if a data set has not so many images to train, test and hold out."""
+    for found, count in ((data.train, images), (data.test, test_images)):
+        if count is not None:
+            _check_count(len(found), count)
+    _check_holdout(len(data.train) if images is None else images, holdout)
+
+
+def _check_count(size: int, count: int) -> None:
+    if not 1 <= count <= size:
+        raise ValueError(f"a subset must have from 1 to {size} images, got {count}")
+
+
+def _check_holdout(size: int, holdout: int) -> None:
+    if not 0 <= holdout < size:
+        raise ValueError(f"holdout must be from 0 to {size - 1} of {size} images, got {holdout}")
 
 
 def subset(images: Images, count: int | None) -> Images:
@@ -155,8 +172,7 @@ def subset(images: Images, count: int | None) -> Images:
     """
     if count is None:
         return images
-    if not 1 <= count <= len(images):
-        raise ValueError(f"a subset must have from 1 to {len(images)} images, got {count}")
+    _check_count(len(images), count)
     generator = generator_for(0, "subset", len(images))
     order = torch.randperm(len(images), generator=generator)
     by_class = order[images.y[order].argsort(stable=True)]

@@ -19,7 +19,7 @@ from driveprune.batches import Batches, Data, augmentation, crop_and_flip, split
 from driveprune.collectives import rank, share_of, size
 from driveprune.cut import Budget, Progress, Settings
 from driveprune.engine import EngineName, engine_of
-from driveprune.gradients import batch_size, cross_entropy, generators_of
+from driveprune.gradients import batch_size, check_measure, cross_entropy, generators_of
 from driveprune.kinds import Amount, OptionError, Whole, brief, checked
 from driveprune.mask import Loss, check_model, check_ordinary
 from driveprune.plan import Plan, Prune, final_step
@@ -116,8 +116,11 @@ def fit(
     chosen = _recipe(recipe, epochs)
     holdout, every = checked("holdout", holdout, Whole), checked("every", every, Amount)
     channels_last, progress = checked("channels_last", channels_last, bool), checked("progress", progress, bool)
+    check_measure(measure)
+    _check_callables(watch=watch, stop=stop)
     _check_checkpoints(checkpoints, every)
-    _check_engine(engine, method)
+    _check_keeper("beginning", beginning)
+    _check_engine(engine, precision, method)
     device = next(model.parameters()).device
     seed = settings.seed
     if channels_last:
@@ -167,7 +170,9 @@ def _recipe(recipe: Recipe | str | None, epochs: int | None) -> Recipe:
     return recipes.scaled(chosen, epochs=epochs)
 
 
-def _check_engine(engine: EngineName, method: methods.Method) -> None:
+def _check_engine(engine: EngineName, precision: Precision, method: methods.Method) -> None:
+    if engine_of(engine) != "dense" and precision != "fp32":
+        raise OptionError(f"the sparse engine computes in fp32, so engine={engine!r} cannot act with {precision!r}")
     if engine_of(engine) != "dense" and isinstance(method, list) and not any(isinstance(p, Prune) for p in method):
         raise OptionError(
             f"engine={engine!r} would do nothing: it trains what a cut leaves, and the plan does not cut"
@@ -177,12 +182,27 @@ def _check_engine(engine: EngineName, method: methods.Method) -> None:
 def _check_checkpoints(checkpoints: Any, every: float) -> None:
     if checkpoints is None and every != 60.0:
         raise OptionError(f"every={every} would do nothing without checkpoints: pass where states are to be kept")
-    if checkpoints is not None and not all(callable(getattr(checkpoints, name, None)) for name in ("load", "save")):
-        raise OptionError(f"checkpoints must have load() and save(state), got {brief(checkpoints)}")
+    _check_keeper("checkpoints", checkpoints)
+
+
+def _check_keeper(name: str, keeper: Any) -> None:
+    if keeper is not None and not all(callable(getattr(keeper, each, None)) for each in ("load", "save")):
+        raise OptionError(f"{name} must have load() and save(state), got {brief(keeper)}")
+
+
+def _check_callables(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise OptionError(f"{name} must be a function, got {brief(value)}")
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether a network has weights of convolutions over images, for which there is a memory format."""
+    return any(parameter.dim() == 4 for parameter in model.parameters())
 
 
 def _check_images(model: nn.Module) -> None:
-    if not any(parameter.dim() == 4 for parameter in model.parameters()):
+    if not has_convolutions(model):
         raise OptionError("channels_last=True would do nothing: it is for convolutions of images, and there are none")
 
 

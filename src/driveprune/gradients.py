@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.loss import _Loss
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -33,6 +34,11 @@ def cross_entropy(model: nn.Module, batch: Any, *, smoothing: float = 0.0) -> Te
         raise ValueError(
             f"a batch must be a pair of tensors (inputs, classes), got {_describe(batch)}; "
             "for other batches and losses pass loss=, a function of (model, batch)"
+        )
+    if batch[1].dim() == 0:
+        raise ValueError(
+            "a batch must be a pair of tensors (inputs, classes), got a single example: its class has no dimension. "
+            "Batches are made of examples by a torch.utils.data.DataLoader with a batch size"
         )
     device = next(model.parameters()).device
     x, y = (part.to(device, non_blocking=True) for part in batch)
@@ -80,33 +86,54 @@ def check_collection(batches: Any) -> None:
         )
 
 
-_TEACH = "write loss=lambda model, batch: criterion(model(batch[0]), batch[1])"
+_TARGETS = {"target", "targets", "label", "labels", "y", "y_true", "true", "gt"}
+"""What the second argument of a loss of (output, target) is called, and no batch is."""
 
 
 def check_loss(loss: Any) -> None:
     """An error if this is no loss of (model, batch), but one of (output, target), as those of torch are."""
-    inner = loss.func if isinstance(loss, functools.partial) else loss
+    if wrong := _not_of_batches(loss):
+        raise OptionError(
+            f"loss must be a function of (model, batch) that returns a scalar, {wrong}: write loss=lambda model, "
+            "batch: criterion(model(batch[0]), batch[1])"
+        )
+
+
+def check_measure(measure: Any) -> None:
+    """An error if this is no measure of (model, batch)."""
+    if wrong := _not_of_batches(measure):
+        raise OptionError(
+            f"measure must be a function of (model, batch) that returns a value an example, {wrong}: write "
+            "measure=lambda model, batch: metric(model(batch[0]), batch[1])"
+        )
+
+
+def _not_of_batches(function: Any) -> str:
+    """Why a function cannot be one of (model, batch), if so."""
+    inner = function.func if isinstance(function, functools.partial) else function
     kind = type(inner) if isinstance(inner, nn.Module) else inner
     is_torchs = (getattr(kind, "__module__", None) or "").partition(".")[0] == "torch"
-    wrong = ""
-    if is_torchs or isinstance(loss, type):
-        wrong = f"and {qualified(loss)} is one of outputs and targets"
-    elif not callable(loss):
-        wrong = f"got {brief(loss)}"
-    elif not _takes_two(loss):
-        wrong = f"and {qualified(loss)} does not take these two"
-    if wrong:
-        raise OptionError(f"loss must be a function of (model, batch) that returns a scalar, {wrong}: {_TEACH}")
+    if not callable(function):
+        return f"got {brief(function)}"
+    if is_torchs or isinstance(function, type) or isinstance(inner, _Loss):
+        return f"and {qualified(function)} is one of outputs and targets"
+    names = _first_two(inner.forward if isinstance(inner, nn.Module) else function)
+    if names is None:
+        return f"and {qualified(function)} does not take these two"
+    if names[1:] and names[1].lower() in _TARGETS:
+        return f"and {qualified(function)} is one of ({', '.join(names)})"
+    return ""
 
 
-def _takes_two(function: Any) -> bool:
+def _first_two(function: Any) -> list[str] | None:
+    """The names of the arguments for two values; None if a function does not take two, nothing if it is not known."""
     try:
-        inspect.signature(function).bind(None, None)
+        signature = inspect.signature(function)
+        return list(signature.bind(None, None).arguments)
     except TypeError:
-        return False
+        return None
     except ValueError:  # the signature of this function is not known
-        return True
-    return True
+        return []
 
 
 def batch_size(batch: Any) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from driveprune.collectives import local, part
 from driveprune.kinds import OptionError, brief
@@ -79,8 +79,6 @@ class Held:
                 hook = _AfterLoad(self, held)
                 self._handles.append(module.register_load_state_dict_post_hook(hook))  # type: ignore[no-untyped-call]
         self._adopted: list[weakref.ref[Optimizer]] = []
-        self._copies: list[TensorWeakRef] = []
-        """Weights of deep copies of the network, which nothing holds."""
         self._handles.append(watching := register_optimizer_step_pre_hook(_EveryStep(self)))
         weakref.finalize(self, watching.remove)  # a network that is gone leaves no hook behind
         self.clean()
@@ -143,25 +141,6 @@ class Held:
             self._handles += self._watch(optimizer)
             self._clean_gradients()
             self._clean_state(optimizer)
-        elif self._copies:
-            self._warn_of_copies(trained)
-
-    def _warn_of_copies(self, trained: set[Tensor]) -> None:
-        copies = [copied for one in self._copies if (copied := one()) is not None]
-        if any(copied in trained and copied.grad is not None and not _is_held(copied) for copied in copies):
-            self._copies.clear()
-            warnings.warn(
-                "a copy of a held network is trained, and a copy is not held: its removed weights move. Hold it by "
-                "hold(copy, optimizer, mask)",
-                HoldWarning,
-                stacklevel=6,
-            )
-
-    def copied(self, memo: Mapping[int, Any]) -> None:
-        """Note the weights that a deep copy of the network has made of the held ones."""
-        found = [memo.get(id(keeper.weight)) for keeper in self._keepers.values()]
-        known = {id(one()) for one in self._copies}
-        self._copies += [TensorWeakRef(one) for one in found if isinstance(one, Tensor) and id(one) not in known]
 
     def _before_step(self) -> None:
         for keeper in self._keepers.values():
@@ -394,20 +373,57 @@ class _AfterLoad:
     def __call__(self, module: nn.Module, _: Any) -> None:
         self._held._loaded(module, self._names)
 
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Callable[..., None]:
-        self._held.copied(memo)
-        return _blank
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Copied:
+        return _Copied(_of_copy([self._held._keepers[name].weight for name in self._names.values()], memo))
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _make_blank, ()
-
-
-def _blank(*_: Any) -> None:
-    """The hook of a module that was copied from a held one: does nothing."""
+    def __reduce__(self) -> tuple[type[_Copied], tuple[()]]:
+        return _Copied, ()
 
 
-def _make_blank() -> Callable[..., None]:
-    return _blank
+class _Copied:
+    """The hook of a module that was copied from a held one: marks its weights, and those of its own copies."""
+
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        self._weights = [TensorWeakRef(weight) for weight in weights]
+        for weight in weights:
+            _copies[weight] = True
+
+    def __call__(self, *_: Any) -> None:
+        """Nothing is to be done when the copy is loaded."""
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Copied:
+        return _Copied(_of_copy([weight for one in self._weights if (weight := one()) is not None], memo))
+
+    def __reduce__(self) -> tuple[type[_Copied], tuple[()]]:
+        return _Copied, ()
+
+
+_copies: Any = WeakTensorKeyDictionary()
+"""Weights of deep copies of held networks, until somebody is told of them."""
+
+
+def _of_copy(weights: Iterable[Tensor], memo: Mapping[int, Any]) -> list[Tensor]:
+    """What a deep copy has made of some weights."""
+    return [copied for weight in weights if isinstance(copied := memo.get(id(weight)), Tensor)]
+
+
+def _look_for_copies(optimizer: Optimizer, *_: Any) -> None:
+    """Before a step of any optimiser: say, once for each, that the copy which it trains is not held."""
+    if not len(_copies) or torch.compiler.is_compiling():
+        return
+    found = [weight for group in optimizer.param_groups for weight in group["params"] if weight in _copies]
+    if any(weight.grad is not None and not _is_held(weight) for weight in found):
+        for weight in found:
+            del _copies[weight]
+        warnings.warn(
+            "a copy of a held network is trained, and a copy is not held: its removed weights move. Hold it by "
+            "hold(copy, optimizer, mask)",
+            HoldWarning,
+            stacklevel=4,
+        )
+
+
+register_optimizer_step_pre_hook(_look_for_copies)
 
 
 class _Nothing:

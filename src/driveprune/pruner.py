@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from math import ceil
 from typing import Any, Protocol
@@ -29,7 +30,7 @@ from driveprune.cut import (
 )
 from driveprune.gradients import cross_entropy, seeded
 from driveprune.hold import Held, Optimizers, check_free, hold, listed
-from driveprune.kinds import Count, OptionError, Positive, brief, checked
+from driveprune.kinds import Count, OptionError, Positive, brief, checked, qualified
 from driveprune.mask import (
     Loss,
     Mask,
@@ -324,7 +325,9 @@ class Pruner:
 
     def _identity(self) -> str:
         about = {key: value for key, value in self._mask.provenance.items() if key not in {"versions", "asked"}}
-        plan = {"sparsity": self._asked, "steps": total_steps(self.plan), "phases": len(self.plan)}
+        plan: dict[str, Any] = {"sparsity": self._asked, "steps": total_steps(self.plan), "phases": len(self.plan)}
+        if isinstance(self._method, list):  # the plans of methods follow from their knobs
+            plan["plan"] = ", ".join(map(_described, self.plan))
         return json.dumps({**about, **plan}, sort_keys=True)
 
     def _differences(self, theirs: Mapping[str, Any]) -> list[str]:
@@ -375,6 +378,13 @@ def _steps(epochs: float | None, steps_per_epoch: int, method: methods.Method) -
             f"got epochs={epochs}, steps_per_epoch={steps_per_epoch}"
         )
     return steps
+
+
+def _described(phase: object) -> str:
+    """A phase of a plan in words that are the same in another process."""
+    settings = [getattr(phase, item.name) for item in fields(phase)]  # type: ignore[arg-type]
+    said = [qualified(setting) if callable(setting) else repr(setting) for setting in settings]
+    return f"{type(phase).__name__}({', '.join(said)})"
 
 
 def _is_same_function(one: str, other: str) -> bool:

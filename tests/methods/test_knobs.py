@@ -1,6 +1,7 @@
 """Methods × entry points × knobs: another value of a knob changes what comes out, or is refused.
 
-New methods and knobs are tested by themselves: the values to try are made from the knob's kind and default.
+New methods and knobs are tested by themselves: the values to try are made from the knob's kind and default. The
+callbacks and the command `run` stand in tests/integrations/test_knobs.py and tests/runs/test_knobs.py.
 """
 
 import functools
@@ -87,15 +88,33 @@ def only_cut(method, knobs):
 
 
 @functools.cache
-def outcome(entry, method, given):
-    return ENTRIES[entry](method, dict(given))
+def outcome(by, method, given):
+    return by(method, dict(given))
 
 
-def outcome_or_error(entry, method, knobs):
+def outcome_or_error(by, method, knobs):
     try:
-        return ENTRIES[entry](method, knobs)
+        return by(method, knobs)
     except ValueError as error:
         return str(error)
+
+
+def beside(method, knob):
+    """The knobs that make a method quick, and those that a knob needs beside it to act."""
+    return {**QUICK.get(method, {}), **BESIDE.get((method, knob), {})}
+
+
+def check_acts(by, method, knob, others):
+    """Another value gives another outcome of an entry point, or an error that names the knob."""
+    usual, refused = outcome(by, method, tuple(others.items())), []
+    for value in values_to_try(method, knob):
+        found = outcome_or_error(by, method, {**others, knob: value})
+        if isinstance(found, str):
+            assert knob in found
+            refused.append(value)
+        elif found != usual:
+            return
+    assert refused, f"{knob} of {method} does nothing in {by.__name__}"
 
 
 def values_to_try(method, knob):
@@ -111,23 +130,14 @@ def test_there_is_a_value_to_try(method, knob):
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize(("method", "knob"), CASES)
 def test_another_value_changes_what_comes_out_or_is_refused(method, knob, entry):
-    beside = {**QUICK.get(method, {}), **BESIDE.get((method, knob), {})}
+    others = beside(method, knob)
     if entry == "prune":
         if method in TRAINS_BETWEEN:
             with pytest.raises(ValueError, match="trains between its cuts"):
-                dp.prune(net(), data(), method=method, sparsity=0.9, knobs=beside)
+                dp.prune(net(), data(), method=method, sparsity=0.9, knobs=others)
             return
-        beside = only_cut(method, beside)
-    usual = outcome(entry, method, tuple(beside.items()))
-    refused = []
-    for value in values_to_try(method, knob):
-        found = outcome_or_error(entry, method, {**beside, knob: value})
-        if isinstance(found, str):
-            assert knob in found
-            refused.append(value)
-        elif found != usual:
-            return
-    assert refused, f"{knob} of {method} does nothing in {entry}"
+        others = only_cut(method, others)
+    check_acts(ENTRIES[entry], method, knob, others)
 
 
 @pytest.mark.parametrize(("method", "knob"), [case for case in CASES if case[0] not in TRAINS_BETWEEN])

@@ -165,6 +165,7 @@ def test_the_users_own_code_is_part_of_what_a_run_is(tmp_path, monkeypatch):
     own = tmp_path / "own_code_of_test.py"
     score = (
         "def score(model, mask, batches, *, loss, generator):\n    return {n: m.float() for n, m in mask.items()}\n"
+        "def net():\n    raise AssertionError\n"
     )
     own.write_text(score)
     mine = dataclasses.replace(DEMO, model="own_code_of_test.net")

@@ -177,6 +177,8 @@ def _check_engine(options: Mapping[str, str], engine: str, spec: Spec) -> None:
         cannot_act(options, ["engine"], "the method dense", "nothing is cut")
     if engine_of(engine) != "dense" and torch.device(spec.device).type != "cpu":
         cannot_act(options, ["engine"], f"--device {spec.device}", "the sparse engine runs on the CPU")
+    if engine_of(engine) != "dense" and spec.precision != "fp32":
+        cannot_act(options, ["engine"], f"--precision {spec.precision}", "the sparse engine computes in fp32")
 
 
 @app.command()

@@ -11,7 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from driveprune import methods
-from driveprune.cut import Budget
+from driveprune.cut import Budget, Settings, asked_sparsity
+from driveprune.gradients import check_collection, cross_entropy
+from driveprune.kinds import Count, checked, qualified
 from driveprune.mask import Loss, Mask, sparsity
 from driveprune.plan import total_steps
 from driveprune.pruner import Pruner, Scheduler
@@ -19,9 +21,9 @@ from driveprune.pruner import Pruner, Scheduler
 
 @dataclass(frozen=True)
 class Order:
-    """What to prune, and how: the arguments of `Pruner` that do not depend on the training."""
+    """What to prune, and how: the arguments of `Pruner` that do not depend on the training, checked."""
 
-    sparsity: float
+    sparsity: float | None
     method: methods.Method
     knobs: Mapping[str, Any] | None
     include: str | Iterable[str]
@@ -30,6 +32,33 @@ class Order:
     min_kept: int
     budget: Budget
     seed: int
+    batches: Iterable[Any] | None
+    loss: Loss | None
+    steps_per_epoch: int | None
+
+    def __post_init__(self) -> None:
+        Settings(
+            loss=self.loss or cross_entropy, include=self.include, exclude=self.exclude, frozen=self.frozen,
+            min_kept=self.min_kept, budget=self.budget, seed=self.seed,
+        )  # fmt: skip
+        methods.check_knobs(self.method, self.knobs)
+        asked_sparsity(self.sparsity, self.method)
+        if self.batches is not None:
+            check_collection(self.batches)
+        if self.steps_per_epoch is not None:
+            checked("steps_per_epoch", self.steps_per_epoch, Count)
+
+    @property
+    def asked(self) -> float:
+        """The sparsity to reach, which a plan of the user's own says itself."""
+        return asked_sparsity(self.sparsity, self.method)
+
+
+def called_as(loss: Loss | None, calling: Loss) -> Loss:
+    """A function that calls the user's own loss, under its name, which provenance tells and a resume compares."""
+    if loss is not None:
+        calling.__module__, calling.__qualname__ = "", qualified(loss)
+    return calling
 
 
 @dataclass(frozen=True)
@@ -62,7 +91,7 @@ class Guest:
         model: nn.Module,
         optimizers: list[Optimizer],
         schedulers: list[Any],
-        batches: Iterable[Any] | None,
+        batches: Iterable[Any],
         *,
         loss: Loss,
         length: Length,
@@ -75,7 +104,7 @@ class Guest:
         self._length = length
         epochs = _last_steps(order, length) / length.per_epoch
         self._pruner = Pruner(
-            model, optimizers, batches, sparsity=order.sparsity,
+            model, optimizers, batches if order.batches is None else order.batches, sparsity=order.sparsity,
             epochs=None if isinstance(order.method, list) else epochs,  # a plan that is given says it
             steps_per_epoch=length.per_epoch, method=order.method, knobs=order.knobs, loss=loss,
             scheduler=Schedules(schedulers), include=order.include, exclude=order.exclude, frozen=order.frozen,
@@ -100,7 +129,7 @@ class Guest:
         if self._pruner.cuts_left and not early:
             warnings.warn(
                 f"the training ended before the plan: {self._pruner.cuts_left} cuts were still to come, the sparsity "
-                f"is {self.sparsity:.4g} and not {self._order.sparsity}",
+                f"is {self.sparsity:.4g} and not {self._order.asked}",
                 stacklevel=2,
             )
 
@@ -122,14 +151,16 @@ class Guest:
 
 def _last_steps(order: Order, length: Length) -> int:
     """The steps of the training that ends with the sparse network: all, but those of cycles that are taken back."""
-    plan = methods.make_plan(order.method, order.sparsity, length.steps, length.per_epoch, order.knobs)
+    plan = methods.make_plan(order.method, order.asked, length.steps, length.per_epoch, order.knobs)
     is_own = isinstance(order.method, list)  # a plan that is given has its length
     taken_back = 0 if is_own else total_steps(plan) - length.steps
     least = total_steps(plan) if is_own else taken_back + 1
     if least > length.steps:
+        knobs = {} if is_own else {**methods.knobs(order.method), **(order.knobs or {})}
+        said = ", ".join(f"{name}={value}" for name, value in knobs.items())
         raise ValueError(
             f"{methods.describe(order.method)} takes at least {least} steps, with {length.per_epoch} in an epoch, "
-            f"and the training has only {length.steps}"
+            f"and the training has only {length.steps}" + (f" ({said})" if said else "")
         )
     return length.steps - taken_back
 

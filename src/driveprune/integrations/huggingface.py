@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from driveprune import methods
 from driveprune.cut import Budget
 from driveprune.files import read_state, write_state
-from driveprune.integrations._guest import Guest, Length, Order
+from driveprune.integrations._guest import Guest, Length, Order, called_as
 from driveprune.mask import Loss, Mask
 from driveprune.pruner import Pruner
 
@@ -36,6 +36,8 @@ class PruneCallback(TrainerCallback):
     too; give the Trainer a scheduler as long as one cycle. The best checkpoint is sought anew after a cut, so that
     `load_best_model_at_end` does not bring back a dense one.
 
+    A plan of your own as `method` says the sparsity itself.
+
     Args:
         sparsity, method, knobs, include, exclude, frozen, min_kept, budget, seed: as for `driveprune.Pruner`.
         batches: batches to score with; by default the training data.
@@ -49,7 +51,7 @@ class PruneCallback(TrainerCallback):
     def __init__(
         self,
         *,
-        sparsity: float,
+        sparsity: float | None = None,
         method: methods.Method = "drive",
         knobs: Mapping[str, Any] | None = None,
         batches: Iterable[Any] | None = None,
@@ -63,9 +65,11 @@ class PruneCallback(TrainerCallback):
         budget: Budget = "weights",
         seed: int = 0,
     ) -> None:
-        order = Order(sparsity, method, knobs, include, exclude, frozen, min_kept, budget, seed)
+        order = Order(
+            sparsity, method, knobs, include, exclude, frozen, min_kept, budget, seed, batches, loss, steps_per_epoch
+        )
         self._guest = Guest(order)
-        self._batches, self._loss, self._steps_per_epoch, self._resume = batches, loss, steps_per_epoch, resume
+        self._loss, self._steps_per_epoch, self._resume = loss, steps_per_epoch, resume
 
     @property
     def pruner(self) -> Pruner:
@@ -88,7 +92,7 @@ class PruneCallback(TrainerCallback):
         with _full_precision(model):
             self._guest.begin(
                 model, [getattr(optimizer, "optimizer", optimizer)], [getattr(scheduler, "scheduler", scheduler)],
-                self._batches if self._batches is not None else plain, loss=self._loss_on_device,
+                plain, loss=self._loss_on_device(),
                 length=self._length(args, state, loader), state=self._saved(args, state),
             )  # fmt: skip
 
@@ -136,11 +140,16 @@ class PruneCallback(TrainerCallback):
         found: dict[str, Any] = read_state(folder / FILE)
         return found
 
-    def _loss_on_device(self, model: nn.Module, batch: Any) -> Tensor:
-        device = next(model.parameters()).device
-        if isinstance(batch, Mapping):
-            batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-        return _own_loss(model, batch) if self._loss is None else self._loss(model, batch)
+    def _loss_on_device(self) -> Loss:
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            device = next(model.parameters()).device
+            if isinstance(batch, Mapping):
+                batch = {
+                    name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()
+                }
+            return _own_loss(model, batch) if self._loss is None else self._loss(model, batch)
+
+        return called_as(self._loss, loss)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -13,7 +13,7 @@ from torch import Tensor, compiler, nn
 
 from driveprune import methods
 from driveprune.cut import Budget
-from driveprune.integrations._guest import Guest, Length, Order
+from driveprune.integrations._guest import Guest, Length, Order, called_as
 from driveprune.mask import Loss, Mask
 from driveprune.pruner import Pruner
 
@@ -34,6 +34,8 @@ class PruneCallback(Callback):
     checkpoint that ModelCheckpoint chooses by a metric may be of the network before its cut. Nothing is pruned under
     `fast_dev_run`, which has no time for a plan.
 
+    A plan of your own as `method` says the sparsity itself.
+
     Args:
         sparsity, method, knobs, include, exclude, frozen, min_kept, budget, seed: as for `driveprune.Pruner`.
         part: the name of the submodule to prune, such as "net"; parameters then have the names that they have there.
@@ -49,7 +51,7 @@ class PruneCallback(Callback):
     def __init__(
         self,
         *,
-        sparsity: float,
+        sparsity: float | None = None,
         method: methods.Method = "drive",
         knobs: Mapping[str, Any] | None = None,
         part: str = "",
@@ -63,9 +65,11 @@ class PruneCallback(Callback):
         budget: Budget = "weights",
         seed: int = 0,
     ) -> None:
-        order = Order(sparsity, method, knobs, include, exclude, frozen, min_kept, budget, seed)
+        order = Order(
+            sparsity, method, knobs, include, exclude, frozen, min_kept, budget, seed, batches, loss, steps_per_epoch
+        )
         self._guest = Guest(order)
-        self._part, self._batches, self._loss, self._steps_per_epoch = part, batches, loss, steps_per_epoch
+        self._part, self._loss, self._steps_per_epoch = part, loss, steps_per_epoch
         self._state: dict[str, Any] | None = None
         self._step = 0
         self._idle = False
@@ -102,7 +106,7 @@ class PruneCallback(Callback):
         self._guest.begin(
             pl_module.get_submodule(self._part), trainer.optimizers,
             [config.scheduler for config in trainer.lr_scheduler_configs],
-            self._batches if self._batches is not None else _training_batches(trainer),
+            _training_batches(trainer),
             loss=self._loss_of(trainer, pl_module), length=self._length(trainer),
             state=self._state if self._step else None,
         )  # fmt: skip
@@ -147,7 +151,7 @@ class PruneCallback(Callback):
             batch = _on_device(trainer, module, batch)
             return _of_training_step(module, batch) if self._loss is None else self._loss(model, batch)
 
-        return loss
+        return called_as(self._loss, loss)
 
 
 def _training_batches(trainer: Trainer) -> Iterable[Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from driveprune.kinds import brief
 from driveprune.models.alexnet import alexnet
 from driveprune.models.digits import digits_net
 from driveprune.models.resnet import resnet18
 from driveprune.models.vgg import vgg16
 
-__all__ = ["alexnet", "build", "digits_net", "names", "resnet18", "takes", "vgg16"]
+__all__ = ["alexnet", "build", "check", "digits_net", "names", "resnet18", "takes", "vgg16"]
 
 
 def names() -> list[str]:
@@ -22,7 +24,7 @@ def names() -> list[str]:
     >>> names()
     ['alexnet', 'digits_net', 'resnet18', 'vgg16']
     """
-    return [name for name in __all__ if name not in {"build", "names", "takes"}]
+    return [name for name in __all__ if name not in {"build", "check", "names", "takes"}]
 
 
 def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size: int = 32) -> nn.Module:
@@ -30,17 +32,25 @@ def build(name: str, *, classes: int, width: float = 1.0, inputs: int = 3, size:
 
     A function is given those of `classes`, `width`, `inputs` (channels) and `size` (pixels) that it has.
     """
-    factory = _factory(name)
+    factory = check(name, width)
     wanted: dict[str, Any] = {"classes": classes, "width": width, "inputs": inputs, "size": size}
     known = inspect.signature(factory).parameters
-    if "width" not in known and width != 1.0:
-        raise ValueError(f"{name} cannot be scaled: it has no argument width")
     model = factory(**{key: value for key, value in wanted.items() if key in known})
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     if next(model.parameters(), None) is None:
         raise ValueError(f"{name} has no parameters to train")
     return model
+
+
+def check(name: str, width: float = 1.0) -> Callable[..., Any]:
+    """The function that makes a network; an error if there is none, or if it makes none of this width."""
+    factory = _factory(name)
+    if not callable(factory):
+        raise TypeError(f"{name} must be a function that makes a network, got {brief(factory)}")
+    if "width" not in inspect.signature(factory).parameters and width != 1.0:
+        raise ValueError(f"{name} cannot be scaled: it has no argument width")
+    return factory  # type: ignore[no-any-return]
 
 
 def takes(name: str, argument: str) -> bool:

@@ -23,7 +23,7 @@ from driveprune.batches import Data
 from driveprune.engine import EngineName
 from driveprune.export import Pixels
 from driveprune.files import write_json
-from driveprune.fit import fit, sources
+from driveprune.fit import fit, has_convolutions, sources
 from driveprune.mask import Mask
 from driveprune.netfile import save
 from driveprune.runs.spec import DENSE, Spec
@@ -193,7 +193,7 @@ def _train(
         model, data, method=spec.plan(steps_per_epoch(spec, data)), sparsity=spec.sparsity, recipe=spec.recipe,
         budget=spec.budget, holdout=spec.holdout, precision=spec.precision,
         engine=engine if spec.method != DENSE else "dense",  # which a sweep may name for its other runs
-        channels_last=spec.channels_last,
+        channels_last=spec.channels_last and has_convolutions(model),  # which is what a command says of all networks
         seed=spec.seed, checkpoints=checkpoints, every=every, beginning=beginning, watch=watch,
         stop=stop,
     )  # fmt: skip

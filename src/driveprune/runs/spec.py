@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from driveprune import methods, models
-from driveprune.batches import Data
+from driveprune.batches import Data, check_choice
 from driveprune.cut import Budget, check_budget, check_macs
 from driveprune.mask import check_sparsity
 from driveprune.plan import Plan, Prune, Reinit, Rewind, Shuffle, Train, total_steps
@@ -162,6 +162,8 @@ def make_spec(
 ) -> Spec:
     """The complete spec of a run; anything that cannot be run is an error here, before a run begins."""
     sparsity = 0.0 if method == DENSE else check_sparsity(sparsity)
+    models.check(recipe.model, recipe.width)
+    check_choice(data, recipe.images, recipe.test_images, holdout)
     given = {**recipe.knobs.get(method, {}), **(knobs or {})}
     if method == DENSE:
         if knobs or check:
