@@ -88,7 +88,7 @@ def to_onnx(model: nn.Module, example: Any, *, names: Mapping[str, Any] | None =
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.onnx"
         with _quiet():
-            program.save(str(file), external_data=False)  # type: ignore[union-attr]
+            program.save(str(file), external_data=False)
         content = file.read_bytes()
     try:
         onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
@@ -116,7 +116,8 @@ Given = Mapping[str | int, Tensor]
 def _tensors(example: Any) -> dict[str | int, Tensor]:
     """An example as a user gives it; inputs that are None are left out."""
     inputs = inputs_of(example)
-    given = {**dict(enumerate(inputs.args)), **{name: x for name, x in inputs.kwargs.items() if x is not None}}
+    given: dict[str | int, Any] = dict(enumerate(inputs.args))
+    given |= {name: x for name, x in inputs.kwargs.items() if x is not None}
     if not given or not all(isinstance(x, Tensor) and x.dim() for x in given.values()):
         raise ValueError("for ONNX the example must be tensors with the examples of a batch in dimension 0")
     return {name: x.detach().cpu() for name, x in given.items()}
