@@ -78,8 +78,14 @@ def test_bad_input():
         dp.preview(net, [images()], sparsity=0.9, knobs={"synflow": {"cut": 3}})
     with pytest.raises(ValueError, match="knobs are given for imp, which is not among the methods: snip, erk"):
         dp.preview(net, [images()], sparsity=0.9, methods=["snip", "erk"], knobs={"imp": {"cycles": 3}})
-    with pytest.raises(TypeError, match="knobs are given by method, as"):
-        dp.preview(net, [images()], sparsity=0.9, knobs={"drive": 5})
+    for knobs in ({"drive": 5}, [1], "cuts"):
+        with pytest.raises(TypeError, match="knobs are given by method, as"):
+            dp.preview(net, [images()], sparsity=0.9, knobs=knobs)
+    for methods in ((), ["snip", "erk", "snip"]):
+        with pytest.raises(
+            ValueError, match="methods must be one or more different ones, got (none|snip, erk, snip)"
+        ):
+            dp.preview(net, [images()], sparsity=0.9, methods=methods)
     with pytest.raises(ValueError, match="unknown method 'snap'"):
         dp.preview(net, [images()], sparsity=0.9, methods=["snap"])
     with pytest.raises(ValueError, match="budget must be"):
@@ -87,6 +93,33 @@ def test_bad_input():
     with pytest.raises(ValueError, match="exclude pattern 'nope' matches no weight"):
         dp.preview(net, [images()], sparsity=0.9, exclude="nope")
     assert same(before, snapshot(net))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"frozen": "no"}, "frozen must be true or false, got 'no'"),
+        ({"show": "no"}, "show must be true or false, got 'no'"),
+        ({"min_kept": 2.5}, "min_kept must be a whole number, got 2.5"),
+        ({"seed": 1.7}, "seed must be a whole number, got 1.7"),
+        ({"loss": nn.CrossEntropyLoss()}, r"loss must be a function of \(model, batch\)"),
+        ({"exclude": 3}, "exclude must be a pattern"),
+        ({"knobs": {"drive": {"early_epochs": 2.0}}}, "early_epochs=2.0 would do nothing"),
+    ],
+)
+def test_an_option_of_all_methods_is_checked_before_any_is_tried(option, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        dp.preview(mlp(), [batch()], sparsity=0.9, **option)
+
+
+def test_methods_that_are_left_out_for_one_reason_are_named_together():
+    def detached(net, batch):
+        return nn.functional.cross_entropy(net(batch[0]), batch[1]).detach()
+
+    found = dp.preview(mlp(), [batch()], sparsity=0.9, loss=detached, show=False)
+    assert "drive, force, grasp, snip are left out, they cannot work here: the loss has no gradient" in " ".join(
+        str(found).split()
+    )
 
 
 class Named(nn.Module):

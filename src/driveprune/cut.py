@@ -172,7 +172,7 @@ def prune(
     given = methods.check_knobs(method, knobs)
     sparsity = asked_sparsity(sparsity, method)
     phase = _only_cut(methods.make_plan(method, sparsity, 0, 0, given), method)
-    acted = _knobs_of_cut(method, sparsity, given)
+    acted = knobs_of_cut(method, sparsity, given)
     check_means([phase], settings, batches)
     if mask is not None and (include or exclude or frozen):
         raise ValueError("a mask says already which weights to prune: leave out include, exclude and frozen")
@@ -215,7 +215,7 @@ def _only_cut(plan: Plan, method: methods.Method) -> Prune:
     return cuts[0]
 
 
-def _knobs_of_cut(method: methods.Method, sparsity: float, given: Mapping[str, Any]) -> dict[str, Any]:
+def knobs_of_cut(method: methods.Method, sparsity: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """The knobs that act on the cut alone; an error if one is given that acts on the training around it."""
     acted = methods.acting(
         method, lambda values: _only_cut(methods.make_plan(method, sparsity, 0, 0, values), method), given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from driveprune.compact import compact
+from driveprune.compact import CompactWarning, compact
 from driveprune.export._state import masked_copy
 from driveprune.export.onnx import latencies, to_onnx
 
@@ -28,8 +29,10 @@ def gained(model: nn.Module, mask: Mapping[str, Tensor], example: Any, file: Pat
         "weights": (sum(k.numel() for k in mask.values()), sum(int(k.count_nonzero()) for k in mask.values())),
     }
     try:
-        small = compact(dense, mask, example)
-    except ValueError:  # a network that cannot be traced
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", CompactWarning)
+            small = compact(dense, mask, example)
+    except (ValueError, CompactWarning):  # a network that cannot be followed
         return found
     gains: Any = small.gains
     if gains.macs[0] is not None and gains.macs[1] is not None:

@@ -16,17 +16,17 @@ from rich.text import Text
 from torch import nn
 
 from driveprune import methods as known
-from driveprune.cut import Budget, check_budget, prune
+from driveprune.cut import Budget, Settings, knobs_of_cut, prune
 from driveprune.gradients import cross_entropy, endless, scoring
 from driveprune.graph import CollapseWarning, Flow, Inputs, example_of, flow
+from driveprune.kinds import OptionError, brief, checked
 from driveprune.mask import (
     Loss,
     Mask,
     all_weights,
+    check_fits,
     check_sparsity,
     empty_layers,
-    everything,
-    prunable,
     restore,
 )
 from driveprune.mask import sparsity as sparsity_of
@@ -101,8 +101,10 @@ class Preview:
         what = " of the multiply-adds" if self.budget == "macs" else ""
         yield f"sparsity {self.sparsity:g}{what}: of {self.weights:,} weights{macs} there would be left"
         yield _table(self)
-        for method, reason in self.skipped.items():
-            yield Text(f"{method} is left out, it cannot work here: {reason}")
+        for reason in dict.fromkeys(self.skipped.values()):
+            out = [method for method, why in self.skipped.items() if why == reason]
+            said = "is left out, it" if len(out) == 1 else "are left out, they"
+            yield Text(f"{', '.join(out)} {said} cannot work here: {reason}")
         if self.not_followed is not None:
             yield Text(f"?: paths through the network could not be followed: {self.not_followed}")
         if any(row.trains_first for row in self.rows):
@@ -147,17 +149,20 @@ def preview(
 
     """
     check_sparsity(sparsity)
+    checked("show", show, bool)
+    settings = Settings(
+        loss=loss, include=include, exclude=exclude, frozen=frozen, min_kept=min_kept, budget=budget, seed=seed
+    )
     chosen = _chosen(methods)
-    given = _knobs_of(chosen, knobs or {}, sparsity)
-    weights = prunable(model, include=include, exclude=exclude, frozen=frozen)
+    given = _knobs_of(chosen, knobs, sparsity)
+    whole = settings.everything(model)
+    weights = check_fits(model, whole)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    whole = everything(weights)
     batches = list(batches) if isinstance(batches, Iterator) else batches
-    follower = _Follower(model, next(endless(batches)), loss, seed)
+    follower = _Follower(model, next(endless(batches)), loss, settings.seed)
     cut = partial(
-        prune, model, batches, sparsity=sparsity, loss=loss, mask=whole, seed=seed, min_kept=min_kept,
-        budget=check_budget(budget),
-    )  # fmt: skip
+        prune, model, batches, sparsity=sparsity, loss=loss, mask=whole, seed=seed, min_kept=min_kept, budget=budget
+    )
     rows, failed = _tried(chosen, given, cut, follower, lambda: restore(weights, before))
     if failed and not rows:
         raise _none_works(failed)
@@ -207,21 +212,27 @@ def _chosen(methods: known.Method | Sequence[known.Method] | None) -> list[known
                 f"{known.describe(method)} trains between its cuts: preview shows methods that cut in one go, "
                 f"such as {', '.join(one_go())}"
             )
+    if not several or any(method in several[:place] for place, method in enumerate(several)):
+        names = ", ".join(map(known.describe, several))
+        raise OptionError(f"methods must be one or more different ones, got {names or 'none'}")
     return list(several)
 
 
 def _knobs_of(
-    methods: Sequence[known.Method], knobs: Mapping[Any, Mapping[str, Any]], sparsity: float
+    methods: Sequence[known.Method], knobs: Mapping[Any, Mapping[str, Any]] | None, sparsity: float
 ) -> list[Mapping[str, Any] | None]:
-    """The knobs of each method, checked; an error for knobs of a method that is not looked at."""
+    """The knobs of each method, checked; an error for those that cannot act."""
+    if not isinstance(knobs, Mapping | None):
+        raise OptionError(f"knobs are given by method, as {{'synflow': {{'cuts': 10}}}}, got {brief(knobs)}")
     names = [known.describe(method) for method in methods]
-    by_name = {known.describe(method): own for method, own in knobs.items()}
+    by_name = {known.describe(method): own for method, own in (knobs or {}).items()}
     for name, own in by_name.items():
         if name not in names:
             raise ValueError(f"knobs are given for {name}, which is not among the methods: {', '.join(names)}")
         if not isinstance(own, Mapping):
             raise TypeError(f"knobs are given by method, as {{'{name}': {{'cuts': 10}}}}, got {own!r} for {name}")
-        known.make_plan(methods[names.index(name)], sparsity, 0, 0, own)
+        method = methods[names.index(name)]
+        knobs_of_cut(method, sparsity, known.check_knobs(method, own))
     return [by_name.get(name) for name in names]
 
 

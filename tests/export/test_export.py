@@ -80,20 +80,30 @@ def test_a_network_without_a_path_is_a_constant_in_onnx(tmp_path):
     assert np.allclose(found, net[-1].bias.detach().expand(4, 4).numpy(), atol=1e-6)
 
 
-def test_what_cannot_be_traced_is_written_as_it_is(tmp_path):
-    class Untraceable(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
-
+def test_what_cannot_be_followed_is_written_as_it_is(tmp_path):
+    class Untraceable(nn.Sequential):
         def forward(self, x):
-            return self.layers(x) if x.shape[1] == 6 else x
+            return torch.from_numpy(super().forward(x).detach().numpy())
 
-    net = Untraceable()
+    net = Untraceable(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
     mask = pruned(net, 0.5)
-    with pytest.warns(UserWarning, match="it is written as it is"):
+    with pytest.warns(UserWarning, match="the network is not made smaller: torch.fx cannot"):
         export(tmp_path / "net.onnx", net, mask, torch.zeros(1, 6), format="onnx")
-    assert (tmp_path / "net.onnx").exists()
+    shapes = [tuple(each.dims) for each in onnx.load(tmp_path / "net.onnx").graph.initializer]
+    assert any(20 in shape for shape in shapes)
+
+
+@pytest.mark.filterwarnings("ignore:the network is not made smaller")
+def test_onnx_is_for_networks_of_any_number_of_examples(tmp_path):
+    class Graph(nn.Linear):
+        def forward(self, x, edges):
+            return edges @ super().forward(x)
+
+    net = Graph(6, 3)
+    with pytest.raises(ValueError, match=r"for ONNX dimension 0 .* any number of examples") as caught:
+        export(tmp_path / "x", net, pruned(net, 0.5), (torch.ones(5, 6), torch.ones(5, 5)), format="onnx")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_wrong_onnx_file_is_not_kept(tmp_path, monkeypatch):
@@ -218,15 +228,53 @@ def test_a_wrong_normalisation_is_not_kept(tmp_path, monkeypatch):
     """The comparison with torch is made with bytes, through the normalisation."""
     seen = []
     compare = onnx_export._compare
-    monkeypatch.setattr(onnx_export, "_compare", lambda model, running, args: seen.append((model, args)))
+    monkeypatch.setattr(onnx_export, "_compare", lambda model, running, given: seen.append((model, given)))
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)).eval()
     export(
         tmp_path / "x", net, pruned(net, 0.5), torch.zeros(1, 1, 8, 8), format="onnx", pixels=Pixels((0.5,), (0.2,))
     )
-    ((model, args),) = seen
-    assert args[0].dtype == torch.uint8
+    ((model, given),) = seen
+    assert given["image"].dtype == torch.uint8
     running = onnx_export.session(onnxruntime, (tmp_path / "x").read_bytes())
-    compare(model, running, args)
+    compare(model, running, given)
     model.shift += 0.01
     with pytest.raises(ValueError, match="does not compute what torch does"):
-        compare(model, running, args)
+        compare(model, running, given)
+
+
+class Named(nn.Module):
+    """Several inputs, some of them optional; what it gives is in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 20), nn.Linear(20, 3)
+
+    def forward(self, x, mask=None, *, shift=None):
+        hidden = self.first(x).relu()
+        return {"logits": self.second(hidden if mask is None else hidden * mask) + shift, "parts": (hidden, None)}
+
+
+@pytest.mark.filterwarnings("ignore:the network is not made smaller")
+@pytest.mark.parametrize("inputs", [("x", "shift"), ("shift", "mask", "x")])
+def test_onnx_names_inputs_and_outputs_as_the_network_does(inputs, tmp_path):
+    net = Named().eval()
+    sizes = {"x": 6, "mask": 20, "shift": 3}
+    example = {name: torch.randn(1, sizes[name]) for name in inputs}
+    export(tmp_path / "x", net, pruned(net, 0.5), {"mask": None, **example}, format="onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "x"), providers=["CPUExecutionProvider"])
+    assert {each.name for each in session.get_inputs()} == set(inputs)
+    assert [each.name for each in session.get_outputs()] == ["logits", "parts.0"]
+    batch = {name: torch.randn(4, sizes[name]) for name in inputs}
+    found = session.run(["logits"], {name: x.numpy() for name, x in batch.items()})[0]
+    with torch.no_grad():
+        assert np.allclose(found, net(**batch)["logits"].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_no_tensor_is_not_lost_in_onnx(tmp_path):
+    class Counting(Named):
+        def forward(self, x):
+            return {"logits": self.second(self.first(x)), "examples": x.shape[0]}
+
+    net = Counting()
+    with pytest.raises(ValueError, match="gives 2 outputs, and the network gives 1 tensors: all .* must be tensors"):
+        export(tmp_path / "x", net, pruned(net, 0.5), torch.zeros(1, 6), format="onnx")

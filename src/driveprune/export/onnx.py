@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import logging
 import statistics
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from driveprune.compact import compact
 from driveprune.export._pixels import Normalised, Pixels, described
@@ -39,12 +41,8 @@ def write(
     preprocess: bool = True,
 ) -> None:
     """Write the compacted network in evaluation mode; see `driveprune.export.export`."""
-    plain = masked_copy(model, mask)
-    try:
-        plain = compact(plain, mask, example)
-    except ValueError as error:
-        warnings.warn(f"{error}; it is written as it is, with its zeros", stacklevel=3)
-    first = _arguments(example)[0]
+    plain = compact(masked_copy(model, mask), mask, example)  # it warns where it cannot make a network smaller
+    first = next(iter(_tensors(example).values()))
     inside = pixels is not None and preprocess
     if pixels is not None:
         if first.dim() != 4 or not first.is_floating_point():
@@ -77,43 +75,85 @@ def to_onnx(model: nn.Module, example: Any, *, names: Mapping[str, Any] | None =
 
     `names` are those of its inputs and outputs, as `input_names` and `output_names`.
     """
-    args = _arguments(example)
+    given = _by_name(model, _tensors(example))
     onnx, runtime = needed("onnx"), needed("onnxruntime")
     needed("onnxscript")
     model.eval()
-    batch = torch.export.Dim("batch", min=1, max=1 << 20)
-    shapes = tuple({0: batch} if isinstance(arg, Tensor) else None for arg in args)
-    two = tuple(torch.cat([arg, arg]) if len(arg) == 1 else arg for arg in args)  # one example would be taken for all
     try:
         with _quiet():
-            program = torch.onnx.export(
-                model, two, dynamo=True, dynamic_shapes=shapes, verbose=False, **(names or {})
-            )
+            program = _program(model, given, names or _names_of_outputs(model, given))
     except Exception as error:
         lines = [line for line in str(error.__cause__ or error).splitlines() if line.strip()]
         raise ValueError(f"torch cannot write this network as ONNX: {lines[0] if lines else error!r}") from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.onnx"
         with _quiet():
-            program.save(str(file), external_data=False)  # type: ignore[union-attr]
+            program.save(str(file), external_data=False)
         content = file.read_bytes()
     try:
         onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
         running = session(runtime, content)
     except Exception as error:
         raise ValueError(f"ONNX Runtime cannot run this network: {str(error).partition(chr(10))[0]}") from None
-    _compare(model, running, args)
+    _compare(model, running, given)
     return content
 
 
-def _arguments(example: Any) -> tuple[Tensor, ...]:
+def _program(model: nn.Module, given: Given, names: Mapping[str, Any]) -> Any:
+    """What torch makes of a network, for batches of any size."""
+    two = {name: torch.cat([x, x]) if len(x) == 1 else x for name, x in given.items()}  # one would be taken for all
+    args, kwargs = _split(two)
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    shapes = tree_map(lambda leaf: {0: batch}, dict(bound))
+    return torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False, **names)
+
+
+Given = Mapping[str | int, Tensor]
+"""What a network is called with: by the names of its inputs, or by their places."""
+
+
+def _tensors(example: Any) -> dict[str | int, Tensor]:
+    """An example as a user gives it; inputs that are None are left out."""
     inputs = inputs_of(example)
-    if len(inputs.kwargs) > 1:
-        raise ValueError("for ONNX give the example as a tuple of arguments, in the order of the network's inputs")
-    args = (*inputs.args, *inputs.kwargs.values())
-    if not args or not all(isinstance(arg, Tensor) and arg.dim() for arg in args):
+    given: dict[str | int, Any] = dict(enumerate(inputs.args))
+    given |= {name: x for name, x in inputs.kwargs.items() if x is not None}
+    if not given or not all(isinstance(x, Tensor) and x.dim() for x in given.values()):
         raise ValueError("for ONNX the example must be tensors with the examples of a batch in dimension 0")
-    return tuple(arg.detach().cpu() for arg in args)
+    return {name: x.detach().cpu() for name, x in given.items()}
+
+
+def _by_name(model: nn.Module, given: Given) -> dict[str | int, Tensor]:
+    """The same by the names that the network has for its inputs, in its order; as it is if there are none."""
+    args, kwargs = _split(given)
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    named: dict[str | int, Tensor] = {}
+    for name, value in bound.items():
+        named |= value if isinstance(value, dict) else {name: value}
+    return named if all(isinstance(x, Tensor) for x in named.values()) else dict(given)
+
+
+def _split(given: Given) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    args = tuple(x for name, x in given.items() if isinstance(name, int))
+    return args, {name: x for name, x in given.items() if isinstance(name, str)}
+
+
+@torch.no_grad()
+def _leaves(model: nn.Module, given: Given) -> dict[str, Tensor]:
+    """The tensors that a network gives, by their places in its output; what is no tensor is left out."""
+    args, kwargs = _split(given)
+    found, _ = tree_flatten_with_path(model(*args, **kwargs))
+    return {
+        ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf
+        for path, leaf in found
+        if isinstance(leaf, Tensor)
+    }
+
+
+def _names_of_outputs(model: nn.Module, given: Given) -> dict[str, list[str]]:
+    """The names of outputs that are in a dictionary; torch finds its own for others."""
+    names = list(_leaves(model, given))
+    return {"output_names": names} if all(name and not name.isdigit() for name in names) else {}
 
 
 def needed(name: str) -> Any:
@@ -133,16 +173,26 @@ def session(runtime: Any, content: bytes, threads: int | None = None) -> Any:
     return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-@torch.no_grad()
-def _compare(model: nn.Module, running: Any, args: tuple[Tensor, ...]) -> None:
+def _compare(model: nn.Module, running: Any, given: Given) -> None:
     generator = torch.Generator().manual_seed(0)
     for size in _BATCHES:
-        batch = tuple(_like(arg, size, generator) for arg in args)
-        wanted = model(*batch)
-        wanted = wanted if isinstance(wanted, tuple | list) else (wanted,)
-        for theirs, ours in zip(run(running, batch), wanted, strict=True):
+        batch = {name: _like(x, size, generator) for name, x in given.items()}
+        try:
+            found, known = run(running, batch), _leaves(model, batch)
+        except Exception as error:
+            said = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+            raise ValueError(
+                f"for ONNX dimension 0 of all inputs must be any number of examples, and {size} cannot be: {said}"
+            ) from None
+        if len(found) != len(known):
+            raise ValueError(
+                f"ONNX Runtime gives {len(found)} outputs, and the network gives {len(known)} tensors: all that it "
+                "gives must be tensors"
+            )
+        for theirs, wanted in zip(found, known.values(), strict=True):
+            ours = wanted.double()
             difference = float((torch.from_numpy(theirs) - ours).abs().max()) if ours.numel() else 0.0
-            if not difference <= TOLERANCE * max(1e-30, float(ours.abs().max())):
+            if not difference <= TOLERANCE * max(1e-30, float(ours.abs().max()) if ours.numel() else 0.0):
                 raise ValueError(
                     f"ONNX Runtime does not compute what torch does: the outputs differ by {difference:g}"
                 )
@@ -157,10 +207,11 @@ def _like(arg: Tensor, size: int, generator: torch.Generator) -> Tensor:
     return arg[:1].expand(size, *arg.shape[1:]).contiguous()
 
 
-def run(running: Any, batch: tuple[Tensor, ...]) -> list[Any]:
+def run(running: Any, batch: Given) -> list[Any]:
     """The outputs of a network in ONNX Runtime."""
     names = [each.name for each in running.get_inputs()]
-    outputs: list[Any] = running.run(None, {name: arg.numpy() for name, arg in zip(names, batch, strict=True)})
+    known = batch if all(name in batch for name in names) else dict(zip(names, batch.values(), strict=True))
+    outputs: list[Any] = running.run(None, {name: known[name].numpy() for name in names})
     return outputs
 
 
@@ -168,13 +219,13 @@ def latencies(contents: Mapping[str, bytes], example: Any, *, rounds: int = 30, 
     """Median seconds for a batch of several networks in ONNX Runtime, taken in turn."""
     runtime = needed("onnxruntime")
     generator = torch.Generator().manual_seed(0)
-    args = tuple(_like(arg, batch, generator) for arg in _arguments(example))
+    given = {name: _like(x, batch, generator) for name, x in _tensors(example).items()}
     running = {name: session(runtime, content) for name, content in contents.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contents}
     for turn in range(rounds + 3):
         for name, each in running.items():
             start = time.perf_counter()
-            run(each, args)
+            run(each, given)
             if turn >= 3:  # the first ones warm up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
@@ -183,10 +234,10 @@ def latencies(contents: Mapping[str, bytes], example: Any, *, rounds: int = 30, 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporter's own messages (it misses torchvision, which nothing here needs)."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    level, out = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             warnings.simplefilter("ignore")
             yield
     finally:
