@@ -12,6 +12,7 @@ from tests.nets import removed_are_zero, same, snapshot
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning"),
+    pytest.mark.filterwarnings("ignore:all scores of second.parametrizations:driveprune.ScoreWarning"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning"),
 ]
 SHORT = {

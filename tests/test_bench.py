@@ -54,6 +54,7 @@ class Untraceable(nn.Module):
         return self.inner(x) if len(x) > x.sum() - 1e9 else x
 
 
+@pytest.mark.filterwarnings("ignore:the network is not made smaller:driveprune.CompactWarning")
 @pytest.mark.parametrize(("net", "example"), [(Transformer(), tokens(1)[0]), (Untraceable(), torch.zeros(1, 6))])
 def test_any_network_works(net, example):
     mask = dp.prune(net, method="magnitude", sparsity=0.5)

@@ -11,7 +11,10 @@ from torch import fx, nn
 import driveprune as dp
 from tests.nets import DenseLike, InceptionLike, MixerLike, MobileLike, UNetLike, images
 
-pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning"),
+    pytest.mark.filterwarnings("ignore::driveprune.ScoreWarning"),
+]
 
 NETS = {
     "alexnet": lambda: dp.models.build("alexnet", classes=4, width=0.0625),

@@ -205,7 +205,7 @@ def test_more_weights_than_an_int32_can_count():
 
 
 def test_more_bad_arguments():
-    with pytest.raises(ValueError, match="min_kept must not be negative, got -1"):
+    with pytest.raises(ValueError, match="min_kept must be a whole number of at least 0, got -1"):
         dp.keep_top({"a": torch.rand(4)}, None, 0.5, min_kept=-1)
     with pytest.raises(ValueError, match="keeps 2.5 weights of a"):
         dp.keep_top({"a": torch.rand(4)}, None, 0.5, scope={"a": 2.5})

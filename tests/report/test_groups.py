@@ -69,8 +69,8 @@ def test_strange_data_are_labelled():
 
 
 def test_methods_are_named_with_the_knobs_in_which_their_runs_differ():
-    specs = [spec_of("drive"), spec_of("drive", knobs={"combine": "squares"}, check="reinit"), spec_of("snip")]
-    assert labels([one.to_json() for one in specs]) == ["drive combine=mean", "drive combine=squares +reinit", "snip"]
+    specs = [spec_of("drive"), spec_of("drive", knobs={"cuts": 3}, check="reinit"), spec_of("snip")]
+    assert labels([one.to_json() for one in specs]) == ["drive cuts=100", "drive cuts=3 +reinit", "snip"]
     own = [{**spec_of("snip").to_json(), "method": "my.method", "method_code": code} for code in ("a" * 64, "b" * 64)]
     assert labels(own) == ["my.method code=aaaaaaaa", "my.method code=bbbbbbbb"]
 
