@@ -26,7 +26,7 @@ class Strange(nn.Module):
         self.plan, self.output = plan, output
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.first, self.last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3)
-        self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.3)
+        self.norm, self.drop = nn.BatchNorm1d(WIDTH, eps=0.1), nn.Dropout(0.3)
         for name, value in (
             ("count", torch.zeros(())),
             ("mean", torch.zeros(WIDTH)),
