@@ -1,8 +1,8 @@
 """Do the tests with several processes ever fail? They run again and again, beside a core that is kept busy.
 
-python benchmarks/steady.py [ROUNDS] [AT_ONCE]    # 50 rounds, all groups at the same time, if it is not said
+python benchmarks/steady.py [ROUNDS]    # 50 if it is not said
 
-Groups of tests run at the same time, which loads the machine even more. Whenever one has ended, its counts are in
+All groups of tests run at the same time, which loads the machine even more. Whenever one has ended, its counts are in
 results/steady.json. Called again it does the rounds that are missing: those of the same code count, and a group whose
 tests or whose library have changed since begins anew.
 """
@@ -34,6 +34,8 @@ ROOT = Path(__file__).parent.parent
 FILE = measure.RESULTS / "steady.json"
 PASSED, INTERRUPTED = 0, (2, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of pytest; an interrupted round is none."""
+STOP = threading.Event()
+"""Begin no more rounds."""
 SHARED = ("tests/*.py", "tests/runs/kills.py", "src/driveprune/**/*.py")
 """What all groups depend on, beside their own files. Of tests/, the tests of other things are left out."""
 
@@ -158,22 +160,26 @@ def _counted(row: dict[str, Any]) -> dict[str, Any]:
     return {**counts, "holds": not failures, "failures": failures, "seconds": seconds}
 
 
-def main(rounds: int, at_once: int) -> None:
+def repeat(group: Group, counts: Counts, rounds: int) -> None:
+    """Do the rounds of a group that are missing."""
+    for _ in range(counts.missing(group, rounds)):
+        if STOP.is_set():
+            return
+        print(counts.add(group, *run(group)), flush=True)
+
+
+def main(rounds: int) -> None:
     counts = Counts(GROUPS)
-    missing = {group: counts.missing(group, rounds) for group in GROUPS}
-    work = [group for number in range(rounds, 0, -1) for group in GROUPS if missing[group] >= number]
-    with busy_core(), ThreadPoolExecutor(at_once) as pool:
+    with busy_core(), ThreadPoolExecutor(len(GROUPS)) as pool:
         try:
-            for said in pool.map(lambda group: counts.add(group, *run(group)), work):
-                print(said, flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+            for _ in pool.map(lambda group: repeat(group, counts, rounds), GROUPS):
+                pass
+        finally:
+            STOP.set()
     if failed := counts.failed():
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    given = [int(word) for word in sys.argv[1:]]
-    main(*given, *(50, len(GROUPS))[len(given) :])
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
