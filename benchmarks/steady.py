@@ -103,7 +103,7 @@ def run(group: Group) -> tuple[float, str | None]:
     if done.returncode in INTERRUPTED:
         raise KeyboardInterrupt
     seconds = round(time.perf_counter() - start, 1)
-    return seconds, None if done.returncode == PASSED else "\n".join(done.stdout.splitlines()[-60:])
+    return seconds, None if done.returncode == PASSED else "\n".join(done.stdout.splitlines()[-200:])
 
 
 class Counts:

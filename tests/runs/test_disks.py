@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -155,7 +156,7 @@ def test_no_memory(server, whole, tmp_path, place, at):
         )
         assert newest(folder).name == "checkpoint-1.safetensors"
     else:
-        assert "can't allocate memory" in failed["error"]
+        assert re.search("can't allocate memory|there is no memory left", failed["error"])  # torch, or Python
     run = read_run(folder)
     assert run.standing == "failed"
     assert "memory" in run.error

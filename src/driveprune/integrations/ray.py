@@ -34,8 +34,9 @@ PATIENT = {
     "RAY_gcs_server_request_timeout_seconds": "120",
     "RAY_worker_niceness": "0",
 }
-"""How long Ray waits for its own processes, of which it expects an idle machine: 30, 5 and 60 seconds. And its workers
-are as important as other processes: with their niceness of 15, one that is busy would leave them 3% of a core."""
+"""How long Ray waits for its own processes, of which it expects an idle machine: 30, 5 and 60 seconds. And its
+workers are as important as other processes: with their niceness of 15, a busy one would leave them 3% of a core.
+"""
 
 
 def cluster(
