@@ -3,8 +3,8 @@
 python benchmarks/steady.py [ROUNDS]    # 50 if it is not said
 
 All groups of tests run at the same time, which loads the machine even more. Whenever one has ended, its counts are in
-results/steady.json. Called again it does the rounds that are missing: those of the same code count, and a group whose
-tests or whose library have changed since begins anew.
+results/steady.json. Called again it does the rounds that are missing: those of the same code count. A group begins
+anew if its tests have changed since, or what in the library starts, joins and ends processes, or the packages.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ PASSED, INTERRUPTED = 0, (2, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of pytest; an interrupted round is none."""
 STOP = threading.Event()
 """Begin no more rounds."""
-SHARED = ("tests/*.py", "tests/runs/kills.py", "src/driveprune/**/*.py")
-"""What all groups depend on, beside their own files. Of tests/, the tests of other things are left out."""
+PROCESSES = ("gloo", "collectives", "train", "pruner", "integrations/*", "runs/*")
+SHARED = (
+    *(f"tests/{name}.py" for name in ("conftest", "ending", "nets", "patience", "ranks", "runs/kills")),
+    *(f"src/driveprune/{name}.py" for name in PROCESSES),
+)  # fmt: skip
+"""What all groups depend on, beside their own files."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,9 @@ GROUPS = (
 
 
 def code(group: Group) -> str:
-    """Which code a group tests: a hash of the library, of its tests, and of the packages under it."""
+    """Which code a group tests: a hash of its tests, of what has to do with processes, and of the packages."""
     digest = hashlib.sha256(repr((group.words, [version(each) for each in group.packages], sys.version)).encode())
-    shared = (path for pattern in SHARED for path in ROOT.glob(pattern) if not path.name.startswith("test_"))
+    shared = (path for pattern in SHARED for path in ROOT.glob(pattern))
     for path in sorted({*shared, *(ROOT / name for name in group.files)}):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
@@ -141,7 +145,7 @@ class Counts:
         content = {
             "command": "make steady",
             "what": "rounds of the tests with several processes, groups of them at the same time and beside a busy "
-            "core, all of the same code",
+            "core, all of the same tests and of the same code that starts, joins and ends processes",
             "machine": measure.machine(),
             "load": round(os.getloadavg()[2], 1),
             "rounds": min(len(row["seconds"]) for row in self._rows.values()),
