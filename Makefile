@@ -10,7 +10,7 @@ help:
 	@echo "make demo      prune a network on handwritten digits with every kind of method, and compare"
 	@echo "make test      linters, types and tests"
 	@echo "make test-all  the same, with the long campaigns"
-	@echo "make steady    the tests with several processes 50 times beside a busy core"
+	@echo "make steady    the tests with several processes 50 times beside a busy core, less the rounds already done"
 	@echo "make docs      the site, in docs/_build/html"
 	@echo "make bench     the benchmarks; figures go to results/"
 
@@ -28,10 +28,10 @@ test: $(READY) lint
 
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2 -m ""
-	$(BIN)/python benchmarks/steady.py 2
+	$(BIN)/python benchmarks/steady.py
 
 steady: $(READY)
-	$(BIN)/python benchmarks/steady.py 50
+	$(BIN)/python benchmarks/steady.py
 
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

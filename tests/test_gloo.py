@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 SCRIPT = """\
 import sys
+import threading
 
 imported, kind = sys.argv[1:3]
 if imported == "early":
@@ -49,17 +50,31 @@ optimizer.step()
 optimizer.zero_grad()
 
 
+busy = threading.Event()
+
+
 def be_busy(_):  # in a thread of gloo, which needs the interpreter for it
-    end = time.monotonic() + 1
+    if threading.current_thread() is threading.main_thread():
+        return  # the sum was there before it was asked for
+    busy.set()
+    end = time.monotonic() + (60 if "unprotected" in sys.argv else 1)
     while time.monotonic() < end:
         pass
 
 
 if "unprotected" in sys.argv:
     atexit.unregister(dp.gloo.settle)
-dist.all_reduce(torch.ones(3_000_000), async_op=True).get_future().then(be_busy)
-print("the last line")
-dist.destroy_process_group()
+while not busy.wait(0.1):
+    dist.all_reduce(torch.ones(3_000_000), async_op=True).get_future().then(be_busy)
+    if kind != "alone":
+        break  # all ranks have the same number of sums
+print("the last line", flush=True)
+if "kept" in sys.argv:
+    dist.barrier()  # else a rank may end before another one has got the sum
+else:
+    dist.destroy_process_group()
+if "error" in sys.argv:
+    raise KeyError("of the user")
 """
 """With all that keeps a group alive, and a thread that is at work when the interpreter ends, as on a busy machine."""
 
@@ -73,17 +88,25 @@ def script(tmp_path, *words, alone=False):
     )
 
 
-CASES = [("late", "ddp"), ("early", "fsdp"), ("early", "ddp"), ("late", "fsdp")]
+CASES = [("late", "ddp"), ("late", "fsdp", "kept")]
+SLOW = [("early", "fsdp"), ("early", "ddp", "kept"), ("late", "ddp", "kept"), ("late", "fsdp")]
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(case, marks=[pytest.mark.slow] * (case[0] == "early")) for case in CASES]
-)
+@pytest.mark.parametrize("words", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
 def test_a_script_of_ones_own_ends_clean(words, tmp_path):
+    """Whether driveprune is imported before there is a group or after, and whether the script ends the group."""
     done = script(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
     assert done.stdout.count("the last line") == 2
+
+
+@pytest.mark.parametrize("more", [(), ("kept",)])
+def test_a_script_that_fails_ends_with_its_own_error(more, tmp_path):
+    done = script(tmp_path, "early", "alone", "error", *more, alone=True)
+    assert done.returncode == 1
+    assert "KeyError: 'of the user'" in done.stderr
+    assert "terminate called" not in done.stderr
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="threads wait for ever when the interpreter has ended")

@@ -19,6 +19,7 @@ from driveprune.cli.delivery import _network_of
 from driveprune.container import Kind
 from driveprune.files import read_tensors, write_tensors
 from driveprune.gaps import entropy_bits, width
+from tests.fuzz.mutations import sealed, split
 from tests.nets import Recurrent, Transformer, batch, convnet, images, mlp, same, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
@@ -561,3 +562,15 @@ def test_the_reader_is_twenty_lines():
     text = (Path(__file__).parent.parent / "examples" / "read_net.py").read_text()
     body = text.partition("def read_net(path):\n")[2].partition("\n\n\nif __name__")[0]
     assert len(body.strip().splitlines()) <= 1 + 20  # a docstring and the code
+
+
+def test_a_part_of_a_layer_is_no_tensor_of_its_own(tmp_path):
+    """A name that is tied may be none of the streams, which would be another tensor for whoever reads the file."""
+    model = mlp()
+    dp.save(tmp_path / "net", model, dp.prune(model, [batch()], method="magnitude", sparsity=0.5))
+    head, body = split((tmp_path / "net").read_bytes())
+    layer = next(iter(json.loads(head["__metadata__"]["layers"])))
+    head["__metadata__"]["tied"] = json.dumps({f"{layer}:high": layer})
+    (tmp_path / "net").write_bytes(sealed(head, body))
+    with pytest.raises(ValueError, match=f"net is damaged: {layer}:high is stored, or tied"):
+        netfile.read(tmp_path / "net")

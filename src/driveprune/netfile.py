@@ -342,7 +342,7 @@ def _content(path: str | os.PathLike[str], *, values: bool = True) -> _Content:
         for name in layers:
             _check_layer(found, name)
         for name, other in tied.items():
-            if name in kinds or not isinstance(other, str) or other in tied:
+            if name in kinds or name in streams or not isinstance(other, str) or other in tied:
                 raise ValueError(f"{name} is stored, or tied to what is tied itself")
             kinds[name] = kinds[other]
     except (KeyError, TypeError, ValueError) as error:

@@ -134,3 +134,22 @@ def test_lists_that_are_no_text_are_named(tmp_path):
     (tmp_path / "tiny-imagenet-200" / "wnids.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"wnids\.txt is no text"):
         datasets.load("tiny-imagenet", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("wnids.txt", "n03\nn01\nn03\n", r"wnids\.txt lists n03 more than once"),
+        ("wnids.txt", "n03\n../n01\n", r"wnids\.txt names '\.\./n01', which is no name of a file"),
+        ("val/val_annotations.txt", "{other}\tn01\n", r"val_annotations\.txt names '.*x\.JPEG', which is no name"),
+        ("val/val_annotations.txt", "../x.JPEG\tn01\n", r"names '\.\./x\.JPEG', which is no name of a file"),
+    ],
+)
+def test_lists_name_only_what_is_in_the_folder(tmp_path, name, content, message):
+    """Each class once: else its images would have two labels."""
+    tiny_imagenet(tmp_path)
+    for other in (tmp_path / "x.JPEG", tmp_path / FOLDER / "val" / "x.JPEG"):
+        shutil.copy(next((tmp_path / FOLDER / "val" / "images").iterdir()), other)
+    (tmp_path / FOLDER / name).write_text(content.format(other=tmp_path / "x.JPEG"))
+    with pytest.raises(ValueError, match=message):
+        datasets.load("tiny-imagenet", tmp_path)

@@ -20,7 +20,7 @@ from tests.fuzz.mutations import mutated_bytes
 
 TARGETS = (
     "network", "checkpoint", "json_file", "store", "archive", "idx", "cifar", "npz", "images_cache", "pictures",
-    "places", "head",
+    "places", "head", "lists",
 )  # fmt: skip
 SECONDS = 60
 """For an input; the machine may be loaded."""

@@ -77,10 +77,10 @@ def target(data: bytes, folder: Path) -> None:
 
 
 def _compare(weights, path: Path) -> None:
-    literal = _read_net()(path)
-    weights = {
-        name: value for name, value in weights.items() if ":" not in name
-    }  # which the literal reader leaves out
+    literal, weights = (
+        {name: value for name, value in found.items() if ":" not in name}  # which the literal reader leaves out
+        for found in (_read_net()(path), weights)
+    )
     assert literal.keys() == weights.keys()
     for name, value in weights.items():
         theirs = np.asarray(literal[name])

@@ -2,10 +2,12 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -154,7 +156,7 @@ def test_no_memory(server, whole, tmp_path, place, at):
         )
         assert newest(folder).name == "checkpoint-1.safetensors"
     else:
-        assert "can't allocate memory" in failed["error"]
+        assert re.search("can't allocate memory|there is no memory left", failed["error"])  # torch, or Python
     run = read_run(folder)
     assert run.standing == "failed"
     assert "memory" in run.error
@@ -162,20 +164,25 @@ def test_no_memory(server, whole, tmp_path, place, at):
     assert_same(folder, whole(spec))
 
 
-def faketime() -> str:
-    """The library that sets the clock of a process."""
+def clock_library(folder: Path) -> str:
+    """The library that sets the clock of a process: libfaketime, or the part of it that is needed here."""
     found = [str(path) for path in Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
-    if not shutil.which("faketime") or not found:
-        pytest.skip("there is no faketime")
-    return found[0]
+    if found:
+        return found[0]
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is neither faketime nor a C compiler")
+    source, library = Path(__file__).with_name("clock.c"), folder / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return str(library)
 
 
 def test_a_clock_that_is_set_back(whole, tmp_path):
     """By two hours, at the third step after the cut: the status goes on, and so do the checkpoints."""
-    clock = tmp_path / "clock"
+    clock, before = tmp_path / "clock", time.time()
     clock.write_text("+0")
     server = Server(
-        LD_PRELOAD=faketime(), FAKETIME_TIMESTAMP_FILE=str(clock), FAKETIME_NO_CACHE="1",
+        LD_PRELOAD=clock_library(tmp_path), FAKETIME_TIMESTAMP_FILE=str(clock), FAKETIME_NO_CACHE="1",
         FAKETIME_DONT_FAKE_MONOTONIC="1",
     )  # fmt: skip
     spec, folder = small_spec("snip"), tmp_path / "runs" / small_spec("snip").id
@@ -185,7 +192,8 @@ def test_a_clock_that_is_set_back(whole, tmp_path):
         assert killed["code"] == 0
         status = read_run(folder).status
         assert status["step"] > 10
-        assert 0 < status["time"] - status["began"] < 60
+        assert 0 < status["time"] - status["began"] < time.time() - before
+        assert status["time"] < before - 3600  # the clock was set back
     finally:
         server.close()
     assert_same(folder, whole(spec))

@@ -60,3 +60,12 @@ def test_a_result_says_which_processor_it_is_from(tmp_path):
     machine = job.environment()["machine"]
     assert machine["model"] == job.processor() != ""
     assert machine["instructions"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_a_python_without_memory_says_so(tmp_path, monkeypatch):
+    """Its own errors of that kind say nothing."""
+    monkeypatch.setattr(job, "_train", lambda *_: (_ for _ in ()).throw(MemoryError))
+    spec = small_spec("snip")
+    with pytest.raises(MemoryError, match="there is no memory left"):
+        job.carry_out(tmp_path, spec, datasets.load("digits"))
+    assert read_run(tmp_path / spec.id).error.endswith("MemoryError: there is no memory left")

@@ -17,6 +17,7 @@ from driveprune.runs.job import carry_out
 from driveprune.runs.spec import Spec
 from driveprune.runs.store import lock_of, open_run, read_run, read_runs
 from driveprune.train import Stopped
+from tests.patience import PATIENCE
 from tests.runs.kills import assert_same, newest, small_spec
 
 if sys.platform == "win32":
@@ -78,7 +79,7 @@ def test_the_command_writes_a_checkpoint_and_ends_with_the_code_of_the_signal(tm
     process = begin("run", *LONG.split(), "--method", "magnitude", "--runs", str(tmp_path / "stopped"))
     wait_for(lambda: is_training(tmp_path / "stopped"), process)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "stopping after a checkpoint" in errors
     assert "the same command goes on from the last checkpoint" in errors
@@ -96,7 +97,7 @@ def test_a_sweep_has_its_processes_write_checkpoints_first(tmp_path):
     process = begin(*words, "--sparsities", "0.9", "--runs", str(tmp_path))
     wait_for(lambda: is_training(tmp_path), process)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert json.loads(output)["interrupted"] is True
     trained = [run for run in read_runs([tmp_path]) if run.status and run.status.get("began_step") is not None]
@@ -119,7 +120,7 @@ def test_ranks_stop_together(tmp_path):
     )  # fmt: skip
     wait_for(lambda: is_training(tmp_path), process)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     (run,) = read_runs([tmp_path])
     assert run.standing == "unfinished", run.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ def load(data_dir: Path) -> Data:
     Reference: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
     """
     folder = unpacked(NAME, data_dir, ARCHIVE, _WNIDS)
-    wnids = _text(folder / _WNIDS).split()
+    wnids = _classes(folder)
     train, test = _training_files(folder, wnids), _test_files(folder, wnids)
     sources = [folder / _WNIDS, folder / _ANNOTATIONS, *(path for path, _ in train + test)]
     optional = [path for path in (folder / _WORDS, folder.with_name(ARCHIVE.name)) if path.is_file()]
@@ -54,6 +55,22 @@ def _text(path: Path) -> str:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text: {error}") from None
+
+
+def _classes(folder: Path) -> list[str]:
+    """The classes in the order of their numbers, each once; names of folders, and nothing else."""
+    found = _text(folder / _WNIDS).split()
+    for wnid in found:
+        _check_name(folder / _WNIDS, wnid)
+    if twice := [wnid for wnid, times in Counter(found).items() if times > 1]:
+        raise ValueError(f"{folder / _WNIDS} lists {twice[0]} more than once")
+    return found
+
+
+def _check_name(path: Path, name: str) -> None:
+    """What a list names lies in the folder that it belongs in."""
+    if name in {"", ".", ".."} or not name.isprintable() or "/" in name or "\\" in name:
+        raise ValueError(f"{path} names {name[:100]!r}, which is no name of a file")
 
 
 def _training_files(folder: Path, wnids: Sequence[str]) -> Labelled:
@@ -76,6 +93,7 @@ def _test_files(folder: Path, wnids: Sequence[str]) -> Labelled:
     found = []
     for count, line in enumerate(_text(annotations).splitlines(), 1):
         name, wnid, *_ = [*line.split("\t"), "", ""]
+        _check_name(annotations, name)
         path = folder / "val" / "images" / name
         if wnid not in numbers:
             raise ValueError(f"{annotations}, line {count}: {wnid!r} is none of the classes in {_WNIDS}")

@@ -144,7 +144,9 @@ def _carried_out(
             model = build_model(spec, data)
             trained = _train(model, spec, data, checkpoints, every, beginning, engine, told, stop)
             result = collectives.from_first(lambda: _result(folder, spec, data, model, trained))
-    except Exception:
+    except Exception as error:
+        if isinstance(error, MemoryError) and not error.args:  # as Python raises it
+            error.args = ("there is no memory left",)
         if not (folder / "error.txt").exists():  # the rank that failed first tells why
             write_error(folder, traceback.format_exc())
         raise
