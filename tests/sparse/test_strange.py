@@ -1,6 +1,7 @@
 """Networks that do strange things: sparse ones and smaller ones never do something else in silence."""
 
 import copy
+import os
 import random
 import warnings
 
@@ -17,6 +18,9 @@ from tests.sparse.literal import assert_near, floats, masked
 
 MASKED, FLAGGED = {"mask": torch.linspace(0, 1, 6)}, {"flag": True}
 CALLS = [(False, {}), (True, {}), (True, MASKED), (False, FLAGGED), (True, {}), (False, {})]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:only .* of the masked weights:driveprune.SparseWarning")
 
 
 def seeded(number):
@@ -230,6 +234,27 @@ def test_a_network_that_decides_by_the_number_of_examples():
         assert_near(small(floats(size, 4)), dense(floats(size, 4)))
 
 
+class Restless(nn.Module):
+    """It differs from call to call whatever the seeds are."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        noise = float.fromhex("0x" + os.urandom(6).hex()) / 2**48
+        return self.a(x) + (noise if float(x.detach().sum()) > -1e9 else 0)
+
+
+def test_a_network_that_differs_from_itself_stays_dense():
+    net = Restless()
+    mask = random_mask(net)
+    with pytest.warns(dp.SparseWarning, match="with the same seeds it differs from itself"):
+        fast = dp.sparsify(net, mask, floats(2, 4), layers="sparse")
+    assert [each.computed_by for each in dp.explain(fast).layers] == ["torch, with zeros"]
+    assert torch.equal(fast.a.weight, masked(net, mask).a.weight)
+
+
 class Reads(nn.Module):
     """Untraceable, and its code uses a layer's weight beside calling the layer."""
 
@@ -244,7 +269,6 @@ class Reads(nn.Module):
         return self.c(h)
 
 
-@pytest.mark.filterwarnings("ignore:only .* of the masked weights")
 def test_layers_whose_weights_are_read_stay_dense():
     net = Reads()
     mask = random_mask(net)

@@ -133,6 +133,8 @@ def _layer_by_layer(
     listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     left = {module: made.layers[module] for module in harmless}
     why = f"the network's code uses {listed} beside calling the layer, which stays dense"
+    if not harmless and changes([]):
+        why = "with the same seeds it differs from itself, so that nothing could be compared: all layers stay dense"
     return Captured(copied(plain, mask, left), left, None, [*made.fallbacks, why], warn=True)
 
 
