@@ -15,6 +15,7 @@ from driveprune.gradients import seeded
 from driveprune.graph import Inputs
 
 CANNOT_RUN = "cannot run"
+_INPUT = "its input"
 _SEEDS = 2
 """How often each input is tried, each time with other random numbers."""
 _GRADIENTS = 1e-3
@@ -78,6 +79,8 @@ def _compare(
 ) -> str | None:
     def ready(net: nn.Module) -> nn.Module:
         twin = copy.deepcopy(net).cpu().train(training)
+        for parameter in twin.parameters():  # frozen ones may learn later
+            parameter.requires_grad_(parameter.requires_grad or (training and parameter.is_floating_point()))
         return twin if dtype is None else twin.to(dtype)
 
     kind = dtype or next((p.dtype for p in big.parameters() if p.is_floating_point()), torch.float32)
@@ -108,7 +111,16 @@ def _runs(net: nn.Module, given: Inputs, training: bool) -> bool:
 
 def _passed(net: nn.Module, given: Inputs, seed: int, training: bool) -> _Pass:
     """One pass, in training with gradients; the input that is given stays as it is."""
-    fresh = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (given.args, given.kwargs))
+    sources: list[Tensor] = []
+
+    def taken(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if training and leaf.is_floating_point():
+            sources.append(leaf.detach().clone().requires_grad_())
+        return sources[-1].clone() if training and leaf.is_floating_point() else leaf.clone()
+
+    fresh = tree_map(taken, (given.args, given.kwargs))
     leaves = [leaf for leaf in tree_leaves(fresh) if isinstance(leaf, Tensor)]
     net.zero_grad(set_to_none=True)
     with seeded(net, seed), torch.set_grad_enabled(training):
@@ -118,7 +130,8 @@ def _passed(net: nn.Module, given: Inputs, seed: int, training: bool) -> _Pass:
         if parts:
             torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()} if training else {}
-    return _Pass([leaf.detach().double() for leaf in floats], leaves, gradients)
+    gradients |= {f"{_INPUT} {number}": source.grad for number, source in enumerate(sources)}
+    return _Pass([leaf.detach().double() for leaf in floats], [leaf.detach() for leaf in leaves], gradients)
 
 
 def _apart(found: _Pass, wanted: _Pass, tolerance: float, kept: Mapping[str, Tensor] | None) -> str | None:
@@ -135,7 +148,8 @@ def _apart(found: _Pass, wanted: _Pass, tolerance: float, kept: Mapping[str, Ten
         if ours is None or theirs is None:
             same = not _is_some(ours) and not _is_some(theirs)
         else:
-            same = kept is None or _same_gradient(ours, theirs, largest, tolerance)
+            compared = kept is not None or name.startswith(_INPUT)
+            same = not compared or _same_gradient(ours, theirs, largest, tolerance)
         if not same:
             return f"what is left of it has another gradient for {name}"
     return None
@@ -195,7 +209,7 @@ def _near(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
 
 
 def _variants(inputs: Inputs, dtype: torch.dtype) -> Iterator[Inputs]:
-    """The example, random numbers in its place, and twice as many of them."""
+    """The example, random numbers in its place, small and large, twice as many of them, and one alone."""
     generator = torch.Generator().manual_seed(0)
 
     def plain(leaf: Any) -> Any:
@@ -213,5 +227,11 @@ def _variants(inputs: Inputs, dtype: torch.dtype) -> Iterator[Inputs]:
     def twice(leaf: Any) -> Any:
         return torch.cat([drawn(leaf), drawn(leaf)]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
-    for change in (plain, drawn, twice):
+    def one(leaf: Any) -> Any:
+        return drawn(leaf)[:1] if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+    def large(leaf: Any) -> Any:
+        return 1e3 * drawn(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    for change in (plain, drawn, twice, one, large):
         yield Inputs(*tree_map(change, (inputs.args, inputs.kwargs)))

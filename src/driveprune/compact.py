@@ -29,7 +29,8 @@ from driveprune import exported, traced
 from driveprune.alike import difference
 from driveprune.atoms import Space, Use
 from driveprune.channels import follow
-from driveprune.frozen import Reads, as_followed, check_settable, lock, of_rows
+from driveprune.frozen import Reads, as_followed, check_settable, lock, of_kind, of_rows
+from driveprune.gradients import seeded
 from driveprune.graph import CollapseWarning, Inputs, flow, inputs_of
 from driveprune.mask import Mask, apply, check_fits, everything, unwrap
 from driveprune.noise import dropout_of_ones
@@ -157,6 +158,11 @@ def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep:
     if not any(isinstance(leaf, Tensor) and leaf.numel() for leaf in tree_leaves((inputs.args, inputs.kwargs))):
         raise ValueError("an example input is needed to follow the channels of the network, such as x[:1]")
     check_fits(model, mask)
+    with seeded(model, 0):
+        return _made_smaller(model, mask, inputs, keep)
+
+
+def _made_smaller(model: nn.Module, mask: Mapping[str, Tensor], inputs: Inputs, keep: Keep) -> nn.Module:
     big = copy.deepcopy(unwrap(model))
     apply(big, mask)
     found: fx.GraphModule | None = None
@@ -169,7 +175,7 @@ def compact(model: nn.Module, mask: Mapping[str, Tensor], example: Any, *, keep:
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError) as error:
         why = f"its channels cannot be followed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if why is not None:
-        warnings.warn(f"the network is not made smaller: {why}", CompactWarning, stacklevel=2)
+        warnings.warn(f"the network is not made smaller: {why}", CompactWarning, stacklevel=3)
         small, small_mask = big, Mask(mask, getattr(mask, "provenance", {}))
     _set_modes(small, model)
     small.mask = small_mask  # type: ignore[assignment]
@@ -185,7 +191,9 @@ class NotFollowed(ValueError):  # noqa: N818  (it is what the network is)
 def _graph(model: nn.Module, inputs: Inputs, *, training: bool) -> fx.GraphModule:
     """The network as a graph: of torch.fx or, where that cannot trace it, of torch.export for the example."""
     try:
-        return traced.trace(model, training=training, fixed=traced.fixed_inputs(model, inputs))
+        found = traced.trace(model, training=training, fixed=traced.fixed_inputs(model, inputs))
+        traced.note_kinds(found, model, inputs)
+        return found
     except ValueError as error:
         first = str(error)
     try:
@@ -228,6 +236,8 @@ def _finished(small: Compacted, reads: Reads) -> Compacted:
         for node in inputs:
             if "fixed" in node.meta:
                 small.graph.call_function(as_followed, (node, str(node.target), node.meta["fixed"]))
+            if "kind" in node.meta:
+                small.graph.call_function(of_kind, (node, str(node.target), node.meta["kind"]))
             if "rows" in node.meta:
                 small.graph.call_function(of_rows, (node, str(node.target), node.meta["rows"]))
     small.recompile()
@@ -238,9 +248,11 @@ def _set_modes(small: nn.Module, model: nn.Module) -> None:
     """Every module in the mode of its original."""
     small.train(model.training)
     originals = dict(unwrap(model).named_modules())
-    for name, module in small.named_modules():
-        if name in originals:
-            module.training = originals[name].training
+    for path, module in small.named_modules():
+        name = path
+        while name not in originals:
+            name = name.rpartition(".")[0]  # a module of the graph follows the block that it is in
+        module.training = originals[name].training
 
 
 def _is_connected(found: fx.GraphModule, mask: Mapping[str, Tensor], inputs: Inputs) -> bool:
@@ -489,7 +501,8 @@ class _Step:
             }
             if lost and module is not None:
                 sizes = {dim: axes[dim].size for dim in lost}  # type: ignore[union-attr]
-                name = f"{node.name}_same"  # one for each call: the same dropout may serve tensors of different sizes
+                block, _, _ = str(node.target).rpartition(".")  # whose mode it follows
+                name = f"{block}.{node.name}_same" if block else f"{node.name}_same"  # one for each call
                 small.add_submodule(name, SameDropout(module, lost, sizes))
                 node.target = name
 

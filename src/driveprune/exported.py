@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.fx.experimental.symbolic_shapes import guarding_hint_or_throw, is_concrete_int
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._sympy.numbers import int_oo
 
 from driveprune import traced
 from driveprune.frozen import watched
@@ -87,7 +88,15 @@ def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     """The example's inputs by the names that the network has for them."""
     signature = inspect.signature(model.forward)
     found: dict[str, Any] = {}
-    for name, value in signature.bind(*inputs.args, **inputs.kwargs).arguments.items():
+    given = signature.bind(*inputs.args, **inputs.kwargs)
+    last = max((list(signature.parameters).index(name) for name in given.arguments), default=-1)
+    left_out = {
+        name: each.default
+        for place, (name, each) in enumerate(signature.parameters.items())
+        if place < last and name not in given.arguments and each.default is not inspect.Parameter.empty
+    }
+    arguments = {**left_out, **given.arguments}
+    for name, value in ((name, arguments[name]) for name in signature.parameters if name in arguments):
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL and value:
             raise ValueError("it takes any number of inputs")
@@ -127,7 +136,12 @@ def _rows(found: torch.export.ExportedProgram) -> dict[str, int]:
     values = {node.name: node.meta.get("val") for node in found.graph.nodes if node.op == "placeholder"}
     given = {name: values.get(name) for name in found.graph_signature.user_inputs if isinstance(name, str)}
     shapes = {name: each.shape for name, each in given.items() if isinstance(each, Tensor) and each.dim()}
-    return {name: int(shape[0]) for name, shape in shapes.items() if is_concrete_int(shape[0])}
+    limited = {str(number) for number, span in found.range_constraints.items() if span.upper != int_oo}
+    return {
+        name: int(guarding_hint_or_throw(shape[0]))
+        for name, shape in shapes.items()
+        if is_concrete_int(shape[0]) or str(shape[0]) in limited
+    }
 
 
 def _has_batch(leaf: Any) -> bool:
@@ -159,10 +173,12 @@ class _Lowering:
         """The new graph; operations whose results nobody uses are not in it."""
         old = self.program.graph
         given = [node for node in old.nodes if node.op == "placeholder"]
-        tensors = [name for name, value in self.named.items() if isinstance(value, Tensor)]
-        for name in sorted(self.named, key=lambda name: name not in tensors):
+        optional = False
+        for name, value in self.named.items():
             node = next((each for each in given if str(each.target) == name), None)
-            default = () if name in tensors else (self.named[name],)
+            is_tensor = isinstance(value, Tensor)
+            default = () if is_tensor and not optional else (None if is_tensor else value,)
+            optional = bool(default)  # after an input that may be left out, all may be
             placed = self.new.placeholder(name, None, *default)
             if node is not None:
                 self.env[node] = placed

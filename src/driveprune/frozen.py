@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,14 @@ Reads = dict[tuple[str, str], Any]
 
 OWN_NAMES = frozenset(vars(nn.Module()))
 """What every module has: its parameters, its hooks, its mode."""
+_OF_MODULES = frozenset(dir(nn.Module))
+_NOTHING, _OF_CLASS = "nothing", "of the class"
+_CONSTANT = "_tensor_constant"
+"""How torch.fx calls tensors that code makes of numbers alone."""
+_DEPTH = 5
+"""How deep snapshots look into options within options."""
+_LONG = 1000
+"""Longer lists are compared by their length, for that is asked at each call."""
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -48,16 +57,14 @@ def watched(net: nn.Module, leaves: tuple[type[nn.Module], ...] = ()) -> Iterato
     drawn = next((name for name, state in _random_states().items() if random_before[name] != state), None)
     if drawn is not None:
         raise FrozenError(f"its code draws random numbers of {drawn}, which a graph would draw once and for all")
-    for (path, name), value in reads.items():
-        if isinstance(value, _GENERATORS):
-            raise FrozenError(f"its code uses {_joined(path, name)}, a generator of random numbers")
-    written = next((name for name, version in _versions(net).items() if tensors.get(name) != version), None)
+    now = _versions(net)
+    written = next((name for name in {**tensors, **now} if tensors.get(name) != now.get(name)), None)
     if written is not None:
         raise FrozenError(f"its code writes into {written} at each call, which a graph would do once")
     for path, module in net.named_modules():
         changed = _changed(attributes.get(path, {}), _attributes(module))
         if changed is not None:
-            raise FrozenError(f"its code sets {_joined(path, changed)} at each call, which a graph would do once")
+            raise FrozenError(f"its code changes {_joined(path, changed)} at each call, which a graph would do once")
 
 
 def snapshot(value: Any) -> Any:
@@ -71,24 +78,49 @@ def snapshot(value: Any) -> Any:
     >>> is_still(before, sizes)
     False
     """
-    if isinstance(value, dict):
-        return {key: snapshot(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set):
-        return type(value), [snapshot(each) for each in value]
+    return _snapshot(value, _DEPTH)
+
+
+def _snapshot(value: Any, depth: int) -> Any:
     if isinstance(value, Tensor):
         return value, _version(value)
-    known = isinstance(value, nn.Module | type | types.ModuleType | types.FunctionType)
-    if not known and type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
-        return value, dict(vars(value))
-    return value
+    if isinstance(value, _GENERATORS):
+        return value, _state_of(value)
+    if isinstance(value, dict | list | tuple | set | deque):
+        if len(value) > _LONG or not depth:
+            return value, len(value)
+        if isinstance(value, dict):
+            return {key: _snapshot(each, depth - 1) for key, each in value.items()}
+        return type(value), [_snapshot(each, depth - 1) for each in value]
+    known = isinstance(value, nn.Module | types.ModuleType | types.FunctionType | types.MethodType)
+    if known or not depth or type(value).__module__ in ("builtins", "torch", "numpy"):
+        return _own_numbers(value) if isinstance(value, type) and depth else value
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    return value, {name: _snapshot(each, depth - 1) for name, each in inside.items()}
+
+
+def _own_numbers(kind: type) -> Any:
+    """A class that serves as a record of options."""
+    return kind, {name: each for name, each in vars(kind).items() if isinstance(each, bool | int | float | str)}
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    state = generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
+    return repr(state)
 
 
 def is_still(before: Any, value: Any) -> bool:
     """Whether a value is what it was when `snapshot` looked at it."""
-    return _same(before, snapshot(value))
+    return same(before, snapshot(value))
 
 
-def _same(before: Any, after: Any) -> bool:
+def same(before: Any, after: Any) -> bool:
+    """Whether two snapshots are equal."""
     try:
         return before is after or bool(before == after)
     except (RuntimeError, ValueError, TypeError):  # other tensors or arrays, which say for each entry if it is equal
@@ -110,21 +142,31 @@ def _recording(own: Any, path: str, reads: Reads) -> type:
     """A class like another one, whose instance writes down what is read of it."""
 
     def read(self: Any, name: str) -> Any:
-        value = own.__getattribute__(self, name)
-        if name not in OWN_NAMES and name[:2] != "__" and (path, name) not in reads and _is_plain(self, own, name):
-            reads[path, name] = snapshot(value) if not isinstance(value, _GENERATORS) else value
-        return value
+        mine = object.__getattribute__(self, "__dict__")
+        known = name in OWN_NAMES or (name in _OF_MODULES and name not in mine)
+        if not known and (path, name) not in reads:
+            reads[path, name] = _of(self, own, name)
+        return own.__getattribute__(self, name)
 
     content = {"__getattribute__": read, "__module__": own.__module__, "__qualname__": own.__qualname__}
     return types.new_class(own.__name__, (own,), {}, lambda space: space.update(content))
 
 
-def _is_plain(module: Any, own: type, name: str) -> bool:
-    """Whether an attribute is data: no method, no property."""
-    if name in object.__getattribute__(module, "__dict__"):
-        return True
-    found = next((vars(kind)[name] for kind in own.__mro__ if name in vars(kind)), None)
-    return found is not None and not hasattr(found, "__get__")
+def attribute(module: nn.Module, name: str) -> Any:
+    """What a module has under a name, as it is now."""
+    return _of(module, type(module), name)
+
+
+def _of(module: Any, own: Any, name: str) -> Any:
+    """An attribute as data; of methods, properties and parts of the network only that they are there."""
+    mine: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    if name in mine:
+        return snapshot(mine[name])
+    for known in ("_parameters", "_buffers", "_modules"):
+        if name in mine[known]:
+            return (known, mine[known][name] is None)
+    found = next((vars(kind)[name] for kind in own.__mro__ if name in vars(kind)), _NOTHING)
+    return _OF_CLASS if hasattr(found, "__get__") else snapshot(found)
 
 
 def _random_states() -> dict[str, Any]:
@@ -137,10 +179,20 @@ def _random_states() -> dict[str, Any]:
     }
 
 
-def _versions(net: nn.Module) -> dict[str, tuple[int, int]]:
-    """For each parameter and buffer, which tensor it is, and how often it was written into."""
-    tensors = (*net.named_parameters(), *net.named_buffers())
-    return {name: (id(tensor), _version(tensor)) for name, tensor in tensors}
+def _versions(net: nn.Module) -> dict[str, tuple[int, int, bytes]]:
+    """For each parameter and buffer, which tensor it is, how often it was written into, and small ones' bytes."""
+    tensors = dict((*net.named_parameters(), *net.named_buffers()))
+    buffers = {name for name, each in net.named_buffers() if isinstance(each, Tensor) and each.numel() <= _LONG}
+    return {
+        name: (id(each), _version(each), _bytes(each) if name in buffers else b"")
+        for name, each in tensors.items()
+        if isinstance(each, Tensor)  # what stands for one in a graph is a change
+    }
+
+
+def _bytes(buffer: Tensor) -> bytes:
+    plain = buffer.detach().cpu()
+    return torch.view_as_real(plain).numpy().tobytes() if plain.is_complex() else plain.float().numpy().tobytes()
 
 
 def _version(tensor: Tensor) -> int:
@@ -150,13 +202,14 @@ def _version(tensor: Tensor) -> int:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes that a module has of its own, as they are now."""
-    return {name: snapshot(value) for name, value in vars(module).items() if name not in OWN_NAMES}
+    own = vars(module).items()
+    return {n: snapshot(value) for n, value in own if n not in OWN_NAMES and not n.startswith(_CONSTANT)}
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
     """An attribute that is another one now."""
     names = (*after, *before)
-    return next((n for n in names if n not in before or n not in after or not _same(before[n], after[n])), None)
+    return next((n for n in names if n not in before or n not in after or not same(before[n], after[n])), None)
 
 
 def _joined(path: str, name: str) -> str:
@@ -169,6 +222,14 @@ class Part(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         check_settable(self, name)
         super().__setattr__(name, value)
+
+    def register_forward_hook(self, *_: Any, **__: Any) -> Any:
+        """An error: a graph calls layers, not the blocks that they were in."""
+        raise RuntimeError("this block is only the place of layers that a graph calls: hook these, or the network")
+
+    register_forward_pre_hook = register_forward_hook
+    register_full_backward_hook = register_forward_hook
+    register_full_backward_pre_hook = register_forward_hook
 
 
 def check_settable(module: nn.Module, name: str) -> None:
@@ -183,11 +244,28 @@ def check_settable(module: nn.Module, name: str) -> None:
 def lock(net: nn.Module, reads: Reads) -> None:
     """Make it an error to set what the code of the network behind a graph has read."""
     for path, module in net.named_modules():
-        names = {name for where, name in reads if where == path}
-        if names and (path == "" or type(module) is nn.Module):
-            module.__dict__["_frozen"] = names
-            if path:
-                object.__setattr__(module, "__class__", Part)
+        if path and type(module) is not nn.Module:
+            continue
+        present = {*module._parameters, *module._buffers, *module._modules}
+        module.__dict__["_frozen"] = {name for where, name in reads if where == path} - present
+        if path:
+            object.__setattr__(module, "__class__", Part)
+
+
+def kind_of(value: Any) -> str:
+    """What code may ask of an input that it may be given or not."""
+    if isinstance(value, Tensor):
+        return "a tensor"
+    return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def of_kind(value: Any, name: str, wanted: str) -> None:
+    """An operation of graphs: an error for an input that is of another kind than in the example."""
+    if kind_of(value) != wanted:
+        raise ValueError(
+            f"{name} was {wanted} in the example that this network was made with, and is {kind_of(value)} now: make "
+            "it with an example of this kind"
+        )
 
 
 def as_followed(value: Any, name: str, wanted: Any) -> None:

@@ -22,8 +22,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driveprune.double import Double
-from driveprune.frozen import FrozenError, Reads, watched
-from driveprune.gradients import evaluating, seeded
+from driveprune.frozen import FrozenError, Reads, kind_of, watched
+from driveprune.gradients import evaluating, same_buffers, seeded
 from driveprune.graph import Inputs, fill, signal_of
 from driveprune.mask import parameters, unwrap
 from driveprune.twin import Twin
@@ -77,7 +77,18 @@ def fixed_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     return {name: value for name, value in bound.arguments.items() if value is None or isinstance(value, bool | str)}
 
 
+def note_kinds(found: fx.GraphModule, model: nn.Module, inputs: Inputs) -> None:
+    """Write down what an example has for inputs that may be left out, in `node.meta["kind"]`."""
+    bound = inspect.signature(unwrap(model).forward).bind(*inputs.args, **inputs.kwargs)
+    bound.apply_defaults()
+    for node in found.graph.nodes:
+        if node.op == "placeholder" and node.args and "fixed" not in node.meta and node.target in bound.arguments:
+            node.meta["kind"] = kind_of(bound.arguments[node.target])
+
+
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # else `self.count.item()` would be a constant
+
     def __init__(self, leaves: tuple[type[nn.Module], ...] = (), fixed: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._leaves, self._fixed = leaves, fixed or {}
@@ -112,6 +123,8 @@ def _trace(
     except FrozenError:
         raise
     except Exception as error:
+        if "to buffer" in str(error):  # torch's words for an assignment of what is computed
+            raise FrozenError("its code writes into a buffer at each call, which a graph would not do") from None
         said = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"torch.fx cannot trace the network, so its channels cannot be followed: {said}{place_of(error)}"
@@ -124,7 +137,7 @@ def _trace(
 def _graph(plain: nn.Module, leaves: tuple[type[nn.Module], ...], fixed: Mapping[str, Any]) -> tuple[fx.Graph, Reads]:
     """The graph, and what was read meanwhile; what a network prepares at its first call, it does not do at each."""
     try:
-        with watched(plain, leaves) as reads:
+        with same_buffers(plain), watched(plain, leaves) as reads:
             return _Tracer(leaves, fixed).trace(plain), reads
     except FrozenError:
         with watched(plain, leaves) as reads:
@@ -165,7 +178,7 @@ def _functionalise(found: fx.GraphModule) -> None:
             node.target = getattr(torch, name[:-1])
         else:
             continue
-        _check_written(node)
+        _check_written(found.graph, node)
         _use_instead(found, node)
     for module in layers.values():
         if getattr(module, "inplace", None) is True:
@@ -186,8 +199,10 @@ def _follow_modes(found: fx.GraphModule, evaluating: fx.GraphModule) -> None:
         flags = [each.kwargs.get("training", each.args[2] if len(each.args) > 2 else None) for each in (node, other)]
         if node.op == "call_function" and node.target in _DROPOUTS and flags == [True, False]:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+            block = next(reversed(node.meta.get("nn_module_stack") or {}), "")  # whose mode it follows
+            path = f"{block}.{node.name}_module" if block else f"{node.name}_module"
             for net, old in ((found, node), (evaluating, other)):
-                _replace(net, old, f"{node.name}_module", _DROPOUTS[node.target](p))
+                _replace(net, old, path, _DROPOUTS[node.target](p))
     if found.code != evaluating.code:
         raise ValueError(
             "the network's code does something else in training than in evaluation: it cannot be compacted"
@@ -224,15 +239,30 @@ _VIEWS = set(
 )
 
 
-def _check_written(node: fx.Node) -> None:
-    """An error if what a node writes into is a part of the network, or an input: somebody may see it there."""
+def _check_written(graph: fx.Graph, node: fx.Node) -> None:
+    """An error if others see what a node writes: a part of the network, an input, or a tensor that is used later."""
     written = node.args[0] if node.args else None
-    while isinstance(written, fx.Node) and written.op in {"call_function", "call_method"}:
-        name = getattr(written.target, "__name__", written.target)
-        written = written.args[0] if name in _VIEWS and written.args else None
-    if isinstance(written, fx.Node) and written.op in {"get_attr", "placeholder"}:
-        what = "its input" if written.op == "placeholder" else ""
-        raise FrozenError(f"its code writes into {what or written.target}, which a graph would not do")
+    source = written
+    while isinstance(source, fx.Node) and _is_view(source):
+        source = source.args[0] if source.args else None
+    if not isinstance(written, fx.Node) or not isinstance(source, fx.Node):
+        return
+    if source.op in {"get_attr", "placeholder"}:
+        what = "its input" if source.op == "placeholder" else source.target
+        raise FrozenError(f"its code writes into {what}, which a graph would not do")
+    order = {each: place for place, each in enumerate(graph.nodes)}
+    views = {source}
+    for each in graph.nodes:
+        if _is_view(each) and each.args and each.args[0] in views and order[each] < order[node]:
+            views.add(each)
+    later = [user for view in views - {written} for user in view.users if order[user] > order[node]]
+    if later:
+        raise FrozenError("its code writes into a part of a tensor, which a graph would not see in the whole")
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether what a node computes may be its input's memory."""
+    return node.op in {"call_function", "call_method"} and getattr(node.target, "__name__", node.target) in _VIEWS
 
 
 def _use_instead(found: fx.GraphModule, node: fx.Node) -> None:

@@ -134,8 +134,8 @@ def test_many_more_smaller(plan, output, keep):
 
 SAID = {
     "noise": "draws random numbers of torch", "branch": "draws random numbers of Python",
-    "numpy_branch": "draws random numbers of numpy", "generator": "generator, a generator of random numbers",
-    "count": "writes into count", "mean": "writes into mean", "calls": "sets calls at each call",
+    "numpy_branch": "draws random numbers of numpy", "generator": "changes generator at each call",
+    "count": "writes into count", "mean": "writes into mean", "calls": "changes calls at each call",
     "into_input": "writes into its input", "no_grad": "another gradient", "mode": "something else in training",
 }  # fmt: skip
 

@@ -96,6 +96,7 @@ def _with_graph(
     try:
         fixed = traced.fixed_inputs(made.net, inputs)
         found = traced.trace(made.net, training=True, leaves=(SparseLayer, SameDropout), fixed=fixed)
+        traced.note_kinds(found, made.net, inputs)
     except ValueError as error:  # the network's own code calls the layers, one by one
         made.fallbacks, made.warn = [str(error)], isinstance(error, FrozenError)
         return made

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from driveprune import traced
-from driveprune.frozen import Reads, is_as_followed, snapshot
+from driveprune.compact import SameDropout
+from driveprune.frozen import Reads, attribute, is_as_followed, kind_of
 from driveprune.graph import Inputs
 from driveprune.sparse.changes import Unchanged
 from driveprune.sparse.choice import is_dense_faster
@@ -25,20 +27,19 @@ from driveprune.sparse.layers import SparseLayer
 from driveprune.sparse.memory import Lease
 from driveprune.sparse.region import Region, step_of
 
-_ANY_TENSOR = "a tensor"
-"""What an optional input was in the example, if it was none that is always the same."""
-
 
 class Graphs:
     """What a network computes, as graphs; it holds none of the network's own modules but those in regions."""
 
     def __init__(self, found: fx.GraphModule, net: nn.Module, inputs: Inputs, *, choose: bool) -> None:
         known = dict(net.named_modules(remove_duplicate=False))
-        self.fixed = {str(node.target): node.meta.get("fixed", _ANY_TENSOR) for node in found.graph.nodes
-                      if node.op == "placeholder" and ("fixed" in node.meta or node.args)}  # fmt: skip
+        placed = [node for node in found.graph.nodes if node.op == "placeholder"]
+        self.fixed = {str(node.target): node.meta["fixed"] for node in placed if "fixed" in node.meta}
         """Inputs that decide what the network's code does, and what they were in the example."""
+        self.kinds = {str(node.target): node.meta["kind"] for node in placed if "kind" in node.meta}
+        """Other inputs that may be left out, and what kind they were of."""
         reads = found.meta.get("reads", {})
-        self.reads: Reads = {(path, name): snapshot(getattr(_part(net, path), name)) for path, name in reads}
+        self.reads: Reads = {(path, name): attribute(_part(net, path), name) for path, name in reads}
         self.unchanged: Unchanged | None = None
         self.extras: dict[str, nn.Module] = {}
         """Modules in the place of functions, such as a dropout; they follow the network's mode."""
@@ -52,26 +53,35 @@ class Graphs:
                 self.constants[target] = getattr(found, target)
         self.ordinary = copy.deepcopy(found.graph)
         """The graph without regions."""
-        self.graph, self.parts, self.regions = _with_regions(found, {**known, **self.extras}, inputs, choose=choose)
+        modules = {**known, **self.extras}
+        order = _noise(self.ordinary, {}, modules)
+        self.graph, self.parts, self.regions = _with_regions(found, modules, inputs, choose=choose)
+        if _noise(self.graph, self.parts, modules) != order:  # another order of random numbers is other noise
+            again = fx.GraphModule(found, copy.deepcopy(self.ordinary))
+            self.graph, self.parts, self.regions = _with_regions(again, modules, inputs, choose=choose, noise=False)
+        self.in_order = _noise(self.graph, self.parts, modules) == order
+        """Whether random numbers are drawn in the order of the network's own code."""
         self._prepare()
 
     def _prepare(self) -> None:
         self._names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
         self._code: Callable[..., Any] | None = None
         self._not_in_place: dict[nn.Module, nn.Module] = {}
-        self._deciding = [(self._names.index(name), name, wanted) for name, wanted in self.fixed.items()]
+        numbers = {name: number for number, name in enumerate(self._names)}
+        self._deciding = [(numbers[name], name) for name in (*self.fixed, *self.kinds)]
         self._lease = Lease()  # those of the kernels end later: torch.fx has them in cycles
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: graphs as plain data."""
         parts = {name: _as_data(part) for name, part in self.parts.items()}
         whole = {"graph": _as_data(self.graph), "ordinary": _as_data(self.ordinary), "parts": parts}
-        rest = {name: getattr(self, name) for name in ("fixed", "reads", "unchanged", "extras", "constants")}
+        rest = {name: getattr(self, name) for name in ("fixed", "kinds", "reads", "unchanged", "extras", "constants")}
         return {"regions": self.regions, **rest, **whole}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.regions, self.extras, self.constants = state["regions"], state["extras"], state["constants"]
-        self.fixed, self.reads, self.unchanged = state["fixed"], state["reads"], state["unchanged"]
+        self.fixed, self.kinds, self.reads = state["fixed"], state["kinds"], state["reads"]
+        self.unchanged = state["unchanged"]
         self.graph, self.ordinary = _from_data(state["graph"]), _from_data(state["ordinary"])
         self.parts = {name: _from_data(part) for name, part in state["parts"].items()}
         self._prepare()
@@ -89,17 +99,18 @@ class Graphs:
     def decide_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """An input that decides what the network's code does, and is of another kind than in the example."""
         inputs = self._inputs(args, kwargs) if self._deciding else ()
-        for number, name, wanted in self._deciding:
+        for number, name in self._deciding:
             given = inputs[number]
-            decides = given is None or isinstance(given, bool | str)
-            if decides if wanted is _ANY_TENSOR else not is_as_followed(given, wanted):
+            if name in self.kinds and kind_of(given) != self.kinds[name]:
+                return name
+            if name in self.fixed and not is_as_followed(given, self.fixed[name]):
                 return name
         return None
 
     def __call__(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the network would compute."""
-        for module in self.extras.values():
-            module.training = net.training
+        for path, module in self.extras.items():
+            module.training = _part(net, path.rpartition(".")[0]).training
         return _plain(self.run(net, self.graph, self._inputs(args, kwargs)))
 
     def without_regions(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -266,26 +277,56 @@ def _named(function: Any) -> Any:
     return function
 
 
+_DRAWING = (_DropoutNd, SameDropout, nn.RReLU, nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
+_DRAWN = set(
+    """
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu rand_like randn_like randint_like
+    bernoulli multinomial normal poisson gumbel_softmax scaled_dot_product_attention
+    uniform_ normal_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_ random_
+    """.split()
+)
+
+
+def _draws(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether an operation draws random numbers, or may."""
+    if node.op == "call_module":
+        return isinstance(modules.get(str(node.target)), _DRAWING)
+    return node.op != "placeholder" and getattr(node.target, "__name__", node.target) in _DRAWN
+
+
+def _noise(graph: fx.Graph, parts: Mapping[str, fx.Graph], modules: Mapping[str, nn.Module]) -> list[str]:
+    """The operations that draw random numbers, in the order in which they run."""
+    found: list[str] = []
+    for node in graph.nodes:
+        if str(node.target) in parts:
+            found += _noise(parts[str(node.target)], {}, modules)
+        elif _draws(node, modules):
+            found.append(node.name)
+    return found
+
+
 class _Known(OperatorSupportBase):
     """Tells the partitioner which operations the kernels know."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size]) -> None:
-        self._modules, self._shapes = modules, shapes
+    def __init__(self, modules: Mapping[str, nn.Module], shapes: Mapping[str, torch.Size], noise: bool) -> None:
+        self._modules, self._shapes, self._noise = modules, shapes, noise
 
     def is_node_supported(self, submodules: Mapping[str, nn.Module], node: fx.Node) -> bool:
         """Whether a node can be a step of a region."""
+        if not self._noise and _draws(node, self._modules):
+            return False
         return step_of(node, self._modules, self._shapes) is not None
 
 
 def _with_regions(
-    found: fx.GraphModule, modules: Mapping[str, nn.Module], inputs: Inputs, *, choose: bool
+    found: fx.GraphModule, modules: Mapping[str, nn.Module], inputs: Inputs, *, choose: bool, noise: bool = True
 ) -> tuple[fx.Graph, dict[str, fx.Graph], dict[str, Region]]:
     """The graph with calls of regions in it, and the regions by name: as graphs, and as regions."""
     sparse = [module for module in modules.values() if isinstance(module, SparseLayer)]
     shapes = _shapes(found, inputs)
     if choose:
         _choose(found, modules, shapes)
-    support = _Known(modules, shapes)
+    support = _Known(modules, shapes, noise)
     partitioner = CapabilityBasedPartitioner(found, support, allows_single_node_partition=True)
     proposed = partitioner.propose_partitions()
     for each in proposed:

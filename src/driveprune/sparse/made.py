@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from driveprune.frozen import check_settable
 from driveprune.hold import Held
 from driveprune.mask import SPARSE_MARK, Mask, mark_sparse
 from driveprune.sparse.choice import Measured
@@ -130,6 +131,10 @@ class SparseNetwork(nn.Module):
                 return made.graphs.without_regions(self, args, kwargs)
         return own.forward(self, *args, **kwargs)  # type: ignore[union-attr]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_settable(self, name)
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         """What the network's own class knows; beside that, the parts of a sparse network, such as its mask."""
         try:
@@ -167,6 +172,7 @@ def in_regions(net: nn.Module, graphs: Graphs) -> nn.Module:
         object.__setattr__(net, "__class__", _class_for(type(net)))
         return net
     found = SparseNetwork()  # the class of a traced network is its graph: without it there is nothing to keep
+    found.__dict__["_frozen"] = net.__dict__.get("_frozen", set())
     for name in found.__dict__.keys() & net.__dict__.keys():
         found.__dict__[name] = net.__dict__[name]
     return found

@@ -80,6 +80,9 @@ def sparsify(
         copy_of = captured(plain, mask, inputs)
         net, found = copy_of.net, copy_of.found
         graphs = None if found is None else Graphs(found, net, inputs, choose=layers == "auto")
+        if graphs is not None and not graphs.in_order:
+            graphs, copy_of.warn = None, True
+            copy_of.fallbacks.append("a graph of it would draw its random numbers in another order")
         if graphs is not None:
             net = in_regions(net, graphs)
             graphs.watch(net)
