@@ -37,6 +37,7 @@ KNOBS = {
     "imp": {"cycles": 2, "cycle_epochs": 1.0},
     "gmp": {"cuts": 3},
     "drive": {"early_epochs": 1.0, "cuts": 4},
+    "driveflow": {"early_epochs": 1.0, "cuts": 4},
     "synflow": {"cuts": 4},
     "force": {"cuts": 4},
     "grasp": {"temperature": 1.0},

@@ -19,6 +19,7 @@ SHORT = {
     "imp": {"cycles": 2, "cycle_epochs": 1},
     "gmp": {"cuts": 3},
     "drive": {"early_epochs": 1, "cuts": 4},
+    "driveflow": {"early_epochs": 1, "cuts": 4},
     "magnitude": {"early_epochs": 2},
     "synflow": {"cuts": 4},
     "force": {"cuts": 4},

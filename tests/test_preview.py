@@ -14,7 +14,7 @@ def test_every_method_that_cuts_in_one_go_and_the_model_untouched(capsys, monkey
     before, state = snapshot(net), torch.get_rng_state()
     found = dp.preview(net, [images()], sparsity=0.9)
     assert [row.method for row in found.rows] == [
-        "drive", "erk", "force", "grasp", "magnitude", "random", "snip", "synflow"
+        "drive", "driveflow", "erk", "force", "grasp", "magnitude", "random", "snip", "synflow"
     ]  # fmt: skip
     assert same(before, snapshot(net))
     assert torch.equal(state, torch.get_rng_state())
@@ -74,7 +74,7 @@ def test_bad_input():
         dp.preview(net, [], sparsity=0.9)
     with pytest.raises(ValueError, match="imp trains between its cuts"):
         dp.preview(net, [images()], sparsity=0.9, methods=["imp"])
-    with pytest.raises(ValueError, match="synflow has no knob 'cut'; it has early_epochs, cuts"):
+    with pytest.raises(ValueError, match="synflow has no knob 'cut'; it has early_epochs, cuts, window, path"):
         dp.preview(net, [images()], sparsity=0.9, knobs={"synflow": {"cut": 3}})
     with pytest.raises(ValueError, match="knobs are given for imp, which is not among the methods: snip, erk"):
         dp.preview(net, [images()], sparsity=0.9, methods=["snip", "erk"], knobs={"imp": {"cycles": 3}})
@@ -117,8 +117,9 @@ def test_methods_that_are_left_out_for_one_reason_are_named_together():
         return nn.functional.cross_entropy(net(batch[0]), batch[1]).detach()
 
     found = dp.preview(mlp(), [batch()], sparsity=0.9, loss=detached, show=False)
-    assert "drive, force, grasp, snip are left out, they cannot work here: the loss has no gradient" in " ".join(
-        str(found).split()
+    assert (
+        "drive, driveflow, force, grasp, snip are left out, they cannot work here: the loss has no gradient"
+        in " ".join(str(found).split())
     )
 
 

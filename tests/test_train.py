@@ -198,7 +198,9 @@ def test_best_looks_at_held_out_data_and_only_at_the_sparse_network():
 
 def test_plans_of_all_methods_train():
     for name in methods.names():
-        plan = methods.make_plan(name, 0.8, 3 * STEPS, STEPS, {"early_epochs": 1.0} if name == "drive" else None)
+        plan = methods.make_plan(
+            name, 0.8, 3 * STEPS, STEPS, {"early_epochs": 1.0} if name in ("drive", "driveflow") else None
+        )
         if name != "imp":  # 50 cycles
             _, trained = run(plan)
             assert dp.sparsity(trained.mask) == pytest.approx(0.8, abs=0.01)

@@ -123,7 +123,13 @@ def test_synflow_of_a_mixture_is_that_of_float64():
 
 # The campaign: each network from one end of the library to the other.
 
-QUICK = {"drive": {"cuts": 3}, "synflow": {"cuts": 3}, "force": {"cuts": 3}, "grasp": {"temperature": 1.0}}
+QUICK = {
+    "drive": {"cuts": 3},
+    "driveflow": {"cuts": 3},
+    "synflow": {"cuts": 3},
+    "force": {"cuts": 3},
+    "grasp": {"temperature": 1.0},
+}
 
 
 def near(ours, theirs, tolerance=2e-4):

@@ -229,7 +229,11 @@ class Batches:
         return ceil(len(self.images) / self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.epoch("scoring", 0)
+        return self.scoring_from(0)
+
+    def scoring_from(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches for scoring, from batch `start` on."""
+        return self.epoch("scoring", 0, start)
 
     def epoch(self, cycle: int | str, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, from batch `start` on: the very ones that the whole epoch has there."""

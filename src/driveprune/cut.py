@@ -286,7 +286,7 @@ def cut(
     """
     weights = check_fits(model, mask)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    feed = _Feed(batches, phase.fresh)
+    feed = _Feed(batches, phase, seed)
     seconds = defaultdict(float) if seconds is None else seconds
     start, scored = time.perf_counter(), seconds["scoring"]
     try:
@@ -413,9 +413,9 @@ def _told(path: tuple[float, ...], tell: Callable[[int, int], None]) -> Iterator
 class _Feed:
     """The batches of one Prune phase: one iterator lives across its cuts."""
 
-    def __init__(self, batches: Iterable[Any] | None, fresh: bool) -> None:
-        self._batches, self._fresh = batches, fresh
-        self._stream = self._noted(endless(batches))
+    def __init__(self, batches: Iterable[Any] | None, phase: Prune, seed: int) -> None:
+        self._batches, self._fresh = batches, phase.fresh
+        self._stream = self._noted(endless(batches, phase.skip, seed))
         self._first: list[Any] | None = None
         self._last: list[Any] = []
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import ceil
 from typing import Any
 
@@ -19,7 +20,7 @@ from driveprune.batches import Batches, Data, augmentation, crop_and_flip, split
 from driveprune.collectives import rank, share_of, size
 from driveprune.cut import Budget, Progress, Settings
 from driveprune.engine import EngineName, engine_of
-from driveprune.gradients import batch_size, check_measure, cross_entropy, generators_of
+from driveprune.gradients import batch_size, check_measure, cross_entropy, endless, generators_of
 from driveprune.kinds import Amount, OptionError, Whole, brief, checked
 from driveprune.mask import Loss, check_model, check_ordinary
 from driveprune.plan import Plan, Prune, final_step
@@ -358,7 +359,11 @@ class Tensors:
         return ceil(len(self.x) / self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.epoch("scoring", 0)
+        return self.scoring_from(0)
+
+    def scoring_from(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches for scoring, from batch `start` on."""
+        return self.epoch("scoring", 0, start)
 
     def epoch(self, cycle: int | str, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch from batch `start` on."""
@@ -416,6 +421,11 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         self._seed("epoch", "scoring", 0)
         return map(self._own, self.batches)
+
+    def scoring_from(self, start: int) -> Iterator[Any]:
+        """The batches for scoring from batch `start` on; those of a loader that shuffles in an order of their own."""
+        self._seed("epoch", "scoring", start)
+        return map(self._own, islice(endless(self.batches, start, self.seed or 0), len(self)))
 
     def _own(self, batch: Any) -> Any:
         """The rank's share of a batch: of every tensor in it that has as many rows as there are examples."""

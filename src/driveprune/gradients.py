@@ -7,8 +7,8 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +19,20 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.loss import _Loss
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from driveprune import collectives
 from driveprune.collectives import is_sharded, local, placed, together
 from driveprune.kinds import Count, Mode, OptionError, brief, checked, qualified
 from driveprune.mask import Loss, owners, parameters, unwrap
+from driveprune.seeds import seed_for
 from driveprune.whole import summed_part, whole_weights
 
 
@@ -45,11 +53,20 @@ def cross_entropy(model: nn.Module, batch: Any, *, smoothing: float = 0.0) -> Te
     return F.cross_entropy(model(x), y, label_smoothing=smoothing)
 
 
-def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
-    """One batch after the other, from the start again when they end; a one-shot iterator that ends raises."""
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers that draw a new order each time they are begun."""
+
+
+def endless(batches: Iterable[Any] | None, skip: int = 0, seed: int = 0) -> Iterator[Any]:
+    """One batch after the other, from the start again when they end; a one-shot iterator that ends raises.
+
+    `skip` batches are passed over first; what shuffles begins a new order instead, for that costs nothing.
+    """
     if batches is None:
         raise ValueError("this method looks at data: pass batches, a list of batches or a data loader")
     check_collection(batches)
+    if skip and not isinstance(batches, Iterator):
+        yield from _after(batches, skip, seed)
     if isinstance(batches, DataLoader) and batches.persistent_workers:
         batches = copy.copy(batches)  # workers of our own: the user's may be in the middle of an epoch
         batches._iterator = None
@@ -66,6 +83,19 @@ def endless(batches: Iterable[Any] | None) -> Iterator[Any]:
                 f"the batch iterator ran out after {served} batches: pass something that can be iterated again, "
                 "such as a list or a data loader"
             )
+
+
+def _after(batches: Iterable[Any], skip: int, seed: int) -> Iterator[Any]:
+    """The endless row of batches without the first `skip` ones; in a new order where batches are shuffled."""
+    with suppress(TypeError, ZeroDivisionError):  # of unknown length, or empty
+        skip %= len(batches)  # type: ignore[arg-type]
+    if callable(begin := getattr(batches, "scoring_from", None)):
+        return chain(begin(skip), endless(batches))
+    if isinstance(batches, DataLoader) and type(batches.sampler) in _SHUFFLING:
+        for generator in generators_of(batches):
+            generator.manual_seed(seed_for(seed, "skip", skip))
+        return endless(batches)
+    return islice(endless(batches), skip, None)
 
 
 def check_collection(batches: Any) -> None:

@@ -53,6 +53,10 @@ Positive = Annotated[float, Range(0, open=True)]
 Fraction = Annotated[float, Range(0, 1)]
 Mode = Annotated[Literal["training", "evaluation"], LATER]
 """How a model is scored: as in training, or as in evaluation, with its running statistics."""
+Window = Annotated[float, Range(0), LATER]
+"""Epochs from the first cut to the last."""
+PathName = Annotated[Literal["exponential", "cubic"], LATER]
+"""Which of the paths in `driveprune.schedule`."""
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:

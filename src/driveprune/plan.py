@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from torch import Tensor
@@ -33,7 +34,8 @@ class Prune:
     """Cut once for each sparsity of the path: score, keep the best, set the rest to zero.
 
     With `revive`, removed weights keep their values during the phase and may come back; the score function
-    then sees the unmasked weights. With `fresh=False` every cut sees the batches of the first one.
+    then sees the unmasked weights. With `fresh=False` every cut sees the batches of the first one. `skip` batches
+    are passed over first: those that earlier cuts of a window have seen.
     """
 
     score: Score
@@ -41,6 +43,7 @@ class Prune:
     scope: Literal["global", "layer"] | Allocation = "global"
     revive: bool = False
     fresh: bool = True
+    skip: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.path, str) or not isinstance(self.path, Iterable) or not tuple(self.path):
@@ -55,6 +58,7 @@ class Prune:
             )
         for name in ("revive", "fresh"):
             object.__setattr__(self, name, checked(name, getattr(self, name), bool))
+        object.__setattr__(self, "skip", checked("skip", self.skip, Whole))
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,48 @@ class Reinit:
         object.__setattr__(self, "seed", checked("seed", self.seed, int))
 
 
-Plan = list[Train | Prune | Rewind | Shuffle | Reinit]
+Phase = Train | Prune | Rewind | Shuffle | Reinit
+Plan = list[Phase]
 
 
 def early(epochs: float, steps_per_epoch: int) -> Plan:
     """Dense training before the first cut; nothing for 0 epochs."""
     epochs = checked("early_epochs", epochs, Amount)
     return [Train(round(epochs * steps_per_epoch))] if epochs else []
+
+
+def spread(cuts: Prune, early_epochs: float, window: float, steps_per_epoch: int, batches_per_cut: int = 1) -> Plan:
+    """Early training, then the cuts of a phase with training between them: evenly spread over `window` epochs.
+
+    Of N cuts over w steps cut n comes round(w·(n-1)/(N-1)) steps after the first. Cuts that fall on one step are made
+    at once, in one phase: all of them if the window is 0.
+    """
+    first, length = round(early_epochs * steps_per_epoch), round(window * steps_per_epoch)
+    last = max(1, len(cuts.path) - 1)
+    moments = [first + round(length * n / last) for n in range(len(cuts.path))]
+    plan = early(early_epochs, steps_per_epoch)
+    for moment, group in groupby(range(len(moments)), key=moments.__getitem__):
+        numbers = list(group)
+        path = tuple(cuts.path[n] for n in numbers)
+        plan += [Train(moment)] if moment > first else []
+        plan.append(replace(cuts, path=path, skip=numbers[0] * batches_per_cut))
+    return plan
+
+
+def check_spread(cuts: int, window: float, path: str) -> None:
+    """An error for knobs that would do nothing with a single cut."""
+    given = [said for said, acts in ((f"window={window}", window), (f"path={path!r}", path != "exponential")) if acts]
+    if cuts == 1 and given:
+        raise OptionError(f"{' and '.join(given)} would do nothing with cuts=1: one cut has one moment and no path")
+
+
+def counts_epochs(knob: str) -> bool:
+    """Whether a knob counts epochs, by its name: such knobs grow and shrink with the training.
+
+    >>> counts_epochs("early_epochs"), counts_epochs("window"), counts_epochs("cuts")
+    (True, True, False)
+    """
+    return knob.endswith("epochs") or knob == "window"
 
 
 def final_sparsity(plan: Plan) -> float:

@@ -280,7 +280,7 @@ def one_go() -> list[str]:
     """The methods that do not train between their cuts.
 
     >>> one_go()
-    ['drive', 'erk', 'force', 'grasp', 'magnitude', 'random', 'snip', 'synflow']
+    ['drive', 'driveflow', 'erk', 'force', 'grasp', 'magnitude', 'random', 'snip', 'synflow']
     """
     return [name for name in known.names() if _cuts_in_one_go(_sample(name))]
 

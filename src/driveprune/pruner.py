@@ -382,7 +382,10 @@ def _steps(epochs: float | None, steps_per_epoch: int, method: methods.Method) -
 
 def _described(phase: object) -> str:
     """A phase of a plan in words that are the same in another process."""
-    settings = [getattr(phase, item.name) for item in fields(phase)]  # type: ignore[arg-type]
+    known = [(item, getattr(phase, item.name)) for item in fields(phase)]  # type: ignore[arg-type]
+    settings = [
+        value for item, value in known if item.name != "skip" or value
+    ]  # checkpoints from before know no skip
     said = [qualified(setting) if callable(setting) else repr(setting) for setting in settings]
     return f"{type(phase).__name__}({', '.join(said)})"
 

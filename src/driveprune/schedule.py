@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driveprune.kinds import Count, checked
+from driveprune.kinds import Count, PathName, checked
 from driveprune.mask import check_sparsity
 
 
@@ -28,6 +28,15 @@ def cubic(sparsity: float, cuts: int) -> tuple[float, ...]:
     check_sparsity(sparsity)
     check_cuts(cuts)
     return (*(sparsity * (1 - (1 - n / cuts) ** 3) for n in range(1, cuts)), sparsity)
+
+
+def named(path: PathName, sparsity: float, cuts: int) -> tuple[float, ...]:
+    """The path of a name.
+
+    >>> named("cubic", 0.8, cuts=2) == cubic(0.8, cuts=2)
+    True
+    """
+    return {"exponential": exponential, "cubic": cubic}[path](sparsity, cuts)
 
 
 def check_cuts(cuts: int) -> int:

@@ -26,6 +26,7 @@ from tests.ranks import torchrun
 pytestmark = [pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")]
 SHORT = {
     "drive": {"early_epochs": 1, "cuts": 4},
+    "driveflow": {"early_epochs": 1, "cuts": 4},
     "imp": {"cycles": 2, "cycle_epochs": 1},
     "gmp": {"cuts": 3},
     "magnitude": {"early_epochs": 2},

@@ -29,6 +29,7 @@ pytestmark = [
 ]
 SHORT = {
     "drive": {"early_epochs": 1, "cuts": 4},
+    "driveflow": {"early_epochs": 1, "cuts": 4},
     "imp": {"cycles": 2, "cycle_epochs": 1},
     "gmp": {"cuts": 3},
     "magnitude": {"early_epochs": 2},

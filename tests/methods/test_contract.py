@@ -30,7 +30,12 @@ from tests.nets import (
 
 METHODS = dp.methods.names()
 IN_ONE_GO = [name for name in METHODS if name not in ("imp", "gmp")]
-SHORT = {"imp": {"cycles": 3, "cycle_epochs": 2}, "gmp": {"cuts": 4}, "drive": {"early_epochs": 1, "cuts": 5}}
+SHORT = {
+    "imp": {"cycles": 3, "cycle_epochs": 2},
+    "gmp": {"cuts": 4},
+    "drive": {"early_epochs": 1, "cuts": 5},
+    "driveflow": {"early_epochs": 1, "cuts": 5},
+}
 CASES = {"mlp": (mlp, batch), "conv": (convnet, images), "lstm": (Recurrent, sequences)}
 pytestmark = pytest.mark.filterwarnings("ignore::driveprune.CollapseWarning")
 

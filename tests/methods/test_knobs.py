@@ -20,12 +20,18 @@ from tests.nets import convnet, images
 
 QUICK = {
     "drive": {"early_epochs": 1.0, "cuts": 5},
+    "driveflow": {"early_epochs": 1.0, "cuts": 5},
     "force": {"cuts": 5},
     "gmp": {"cuts": 4},
     "imp": {"cycles": 2, "cycle_epochs": 2.0},
     "synflow": {"cuts": 5},
 }
-BESIDE = {("drive", "combine"): {"batches_per_cut": 2}}
+BESIDE = {
+    ("drive", "combine"): {"batches_per_cut": 2},
+    ("driveflow", "combine"): {"batches_per_cut": 2},
+    ("magnitude", "cuts"): {"window": 2.0},
+    ("magnitude", "path"): {"window": 2.0},
+}
 """What a knob needs beside it to act."""
 TRAINS_BETWEEN = {"gmp", "imp"}
 EPOCHS = 6
@@ -148,14 +154,16 @@ def test_provenance_has_the_knobs_that_prune_takes(method, knob):
     if knob in known:
         assert known[knob] == (list(default) if isinstance(default, tuple) else default)
         return
-    if BESIDE.get((method, knob)):
-        known = dp.prune(net(), data(), method=method, sparsity=0.9, knobs=BESIDE[method, knob]).provenance["knobs"]
+    others = BESIDE.get((method, knob), {})
+    if others and "window" not in others:
+        known = dp.prune(net(), data(), method=method, sparsity=0.9, knobs=others).provenance["knobs"]
         assert known[knob] == default
         return
     for value in (default, *values_to_try(method, knob)):
         if value is not None:
-            with pytest.raises(OptionError, match=rf"{knob}=.* would do nothing.*Pruner and driveprune.fit"):
-                dp.prune(net(), data(), method=method, sparsity=0.9, knobs={knob: value})
+            refused = rf"{knob}=.* would do nothing.*Pruner and driveprune.fit|would do nothing with {knob}={value}:"
+            with pytest.raises(OptionError, match=refused):
+                dp.prune(net(), data(), method=method, sparsity=0.9, knobs={knob: value, **others})
 
 
 BAD = {bool: ["false", 1, 0, None], int: [2.5, "3", True, float("nan"), None, -1, 0], float: ["abc", True]}
@@ -215,6 +223,12 @@ def test_a_method_of_ones_own_is_checked_alike():
         ("drive", {"terms": ["magnitude"], "mode": "evaluation"}, "mode would do nothing with terms="),
         ("drive", {"combine": "squares"}, 'combine="squares" would do nothing with batches_per_cut=1'),
         ("drive", {"fresh": False, "cuts": 1}, "fresh=False would do nothing with cuts=1"),
+        ("drive", {"fresh": False, "window": 2.0}, "fresh=False cannot be with window=2.0"),
+        ("drive", {"window": 2.0, "cuts": 1}, "window=2.0 would do nothing with cuts=1"),
+        ("driveflow", {"path": "cubic", "cuts": 1}, "path='cubic' would do nothing with cuts=1"),
+        ("synflow", {"window": 2.0, "path": "cubic", "cuts": 1}, "window=2.0 and path='cubic' would do nothing"),
+        ("magnitude", {"cuts": 5}, "cuts=5, path='exponential' would do nothing with window=0"),
+        ("magnitude", {"path": "cubic"}, "path='cubic' would do nothing with window=0"),
         ("force", {"revive": False, "cuts": 1}, "revive and fresh do nothing with cuts=1"),
         ("gmp", {"begin": 0.2, "cuts": 1}, "begin=0.2 would do nothing with cuts=1"),
         ("gmp", {"begin": 0.8, "end": 0.2}, "begin and end must satisfy"),

@@ -54,7 +54,9 @@ def test_own_scores_work_in_the_pruner():
 
 
 def test_unknown_methods_and_knobs_are_listed():
-    with pytest.raises(ValueError, match="unknown method 'drve'; there are drive, erk, force, gmp, grasp, imp"):
+    with pytest.raises(
+        ValueError, match="unknown method 'drve'; there are drive, driveflow, erk, force, gmp, grasp, imp"
+    ):
         dp.prune(mlp(), [batch()], method="drve", sparsity=0.9)
     with pytest.raises(ValueError, match="unknown method 'no.such.thing'"):
         dp.prune(mlp(), [batch()], method="no.such.thing", sparsity=0.9)

@@ -18,6 +18,7 @@ from driveprune.runs.spec import Spec, make_spec
 SMALL = recipes.scaled(recipes.get("demo-digits"), epochs=3, width=0.25, images=400, test_images=100)
 KNOBS = {
     "drive": {"early_epochs": 1.5, "cuts": 6},
+    "driveflow": {"early_epochs": 1.5, "cuts": 6},
     "imp": {"cycles": 3, "cycle_epochs": 1.0},
     "synflow": {"cuts": 6},
     "force": {"cuts": 6},

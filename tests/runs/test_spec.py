@@ -42,6 +42,21 @@ def test_a_knob_that_came_later_is_in_the_id_only_where_it_is_not_the_default(me
     assert plain.plan(10) is not None
 
 
+@pytest.mark.parametrize("method", ["drive", "synflow", "magnitude"])
+def test_runs_from_before_there_were_windows_keep_their_ids(method):
+    plain = spec(method=method)
+    assert not {"window", "path"} & plain.knobs.keys()
+    assert "cuts" not in plain.knobs or method != "magnitude"
+    same = spec(method=method, knobs={"window": 0, "path": "exponential", "cuts": 100})
+    assert same.id == plain.id == BEFORE_WINDOWS[method]
+    other = spec(method=method, knobs={"window": 2, "cuts": 10, "path": "cubic"})
+    assert other.id != plain.id
+    assert (other.knobs["window"], other.knobs["cuts"], other.knobs["path"]) == (2.0, 10, "cubic")
+    assert Spec.from_json(json.loads(json.dumps(other.to_json()))).id == other.id
+    with pytest.raises(ValueError, match=r"window=99.0 \(9900 steps\)"):
+        spec(method=method, knobs={"window": 99.0})
+
+
 def test_a_budget_that_a_method_cannot_keep_is_refused_before_a_run_begins():
     with pytest.raises(ValueError, match="a budget of multiply-adds needs a method whose weights compete globally"):
         spec(method="erk", budget="macs")
@@ -54,6 +69,11 @@ LATER = {
     "snip": "digits-digits_net-snip-98-seed0-ee4302490faa",
     "grasp": "digits-digits_net-grasp-98-seed0-266782b79192",
     "force": "digits-digits_net-force-98-seed0-fb699ca49319",
+}
+BEFORE_WINDOWS = {
+    "drive": LATER["drive"],
+    "synflow": "digits-digits_net-synflow-98-seed0-efde1b7dad16",
+    "magnitude": "digits-digits_net-magnitude-98-seed0-b731ea30590a",
 }
 FINGERPRINT = "1a8cd0073907"
 IDS = {

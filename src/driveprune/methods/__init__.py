@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
 from driveprune.kinds import LATER, OptionError, brief, checked, kinds_of, others, qualified, same
-from driveprune.plan import Plan, Prune, Score, Train, check_length
+from driveprune.plan import Plan, Prune, Score, Train, check_length, counts_epochs
 
 Method = str | ModuleType | Score | Plan
 PlanFunction = Callable[..., Plan]
@@ -26,7 +26,7 @@ def names() -> list[str]:
     """The methods of this package.
 
     >>> names()
-    ['drive', 'erk', 'force', 'gmp', 'grasp', 'imp', 'magnitude', 'random', 'snip', 'synflow']
+    ['drive', 'driveflow', 'erk', 'force', 'gmp', 'grasp', 'imp', 'magnitude', 'random', 'snip', 'synflow']
     """
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
@@ -35,7 +35,7 @@ def knobs(method: Method) -> dict[str, Any]:
     """The knobs of a method with their defaults.
 
     >>> knobs("synflow")
-    {'early_epochs': 0.0, 'cuts': 100}
+    {'early_epochs': 0.0, 'cuts': 100, 'window': 0.0, 'path': 'exponential'}
     """
     parameters = inspect.signature(_plan_function(method)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
@@ -72,7 +72,7 @@ def make_plan(
         return check_own(method)
     plan = _plan_function(method)(sparsity, steps, steps_per_epoch, **values)
     if steps:
-        epochs = {name: value for name, value in {**knobs(method), **values}.items() if name.endswith("epochs")}
+        epochs = {name: value for name, value in {**knobs(method), **values}.items() if counts_epochs(name)}
         check_length(plan, steps, steps_per_epoch, epochs)
     return plan
 

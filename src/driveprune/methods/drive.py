@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from driveprune.gradients import check_batches, gradients, in_mode
-from driveprune.kinds import Amount, Count, Mode, OptionError
+from driveprune.kinds import Amount, Count, Mode, OptionError, PathName, Window
 from driveprune.mask import Loss, Scores, parameters
-from driveprune.plan import Plan, Prune, Train, early
-from driveprune.schedule import exponential
+from driveprune.plan import Plan, Prune, Train, check_spread, spread
+from driveprune.schedule import named
 
 TERMS = ("magnitude", "connection", "convergence")
 
@@ -56,7 +56,7 @@ def _powers(terms: Sequence[str]) -> tuple[int, int]:
 
 
 def _check_used(
-    terms: Sequence[str], *, cuts: int, fresh: bool, batches_per_cut: int, combine: str, mode: str
+    terms: Sequence[str], *, cuts: int, fresh: bool, batches_per_cut: int, combine: str, mode: str, window: float
 ) -> None:
     """An error for a knob that would do nothing beside the others."""
     _, looks_at_data = _powers(terms)
@@ -71,6 +71,10 @@ def _check_used(
         raise OptionError('combine="squares" would do nothing with batches_per_cut=1: there is one batch to combine')
     if changed["fresh"] and cuts == 1:
         raise OptionError("fresh=False would do nothing with cuts=1: there is no later cut for another batch")
+    if changed["fresh"] and window:
+        raise OptionError(
+            f"fresh=False cannot be with window={window}: cuts at different moments have batches of their own"
+        )
 
 
 def _root(theta: Tensor, g: Tensor, a: int, b: int) -> Tensor:
@@ -95,8 +99,10 @@ def plan(
     combine: Literal["mean", "squares"] = "mean",
     terms: Sequence[str] = TERMS,
     mode: Mode = "training",
+    window: Window = 0.0,
+    path: PathName = "exponential",
 ) -> Plan:
-    """Train `early_epochs` dense, cut `cuts` times along an exponential path, train on to the end.
+    """Train `early_epochs` dense, cut `cuts` times along a path, train on to the end.
 
     Knobs:
         early_epochs: epochs of dense training before the first cut (0: prune at initialisation).
@@ -106,9 +112,14 @@ def plan(
         combine: "mean" averages their gradients; "squares" sums their squares, Σ_b (θ·g_b)².
         terms: which of "magnitude", "connection" and "convergence" count.
         mode: "training" scores the model as it is trained; "evaluation" with its running statistics.
+        window: epochs from the first cut to the last, with training between them (0: all at one moment).
+        path: "exponential" removes the same share at each cut; "cubic" much at first and little at the end.
     """
     check_batches(batches_per_cut, combine)
-    _check_used(terms, cuts=cuts, fresh=fresh, batches_per_cut=batches_per_cut, combine=combine, mode=mode)
+    check_spread(cuts, window, path)
+    _check_used(
+        terms, cuts=cuts, fresh=fresh, batches_per_cut=batches_per_cut, combine=combine, mode=mode, window=window
+    )
     rank = partial(score, batches_per_cut=batches_per_cut, combine=combine, terms=tuple(terms), mode=mode)
-    cut = Prune(rank, exponential(sparsity, cuts), fresh=fresh)
-    return [*early(early_epochs, steps_per_epoch), cut, Train(steps)]
+    cut = Prune(rank, named(path, sparsity, cuts), fresh=fresh)
+    return [*spread(cut, early_epochs, window, steps_per_epoch, batches_per_cut), Train(steps)]

@@ -15,10 +15,10 @@ from driveprune.collectives import from_first, is_sharded, local
 from driveprune.double import Double
 from driveprune.gradients import backward, evaluating
 from driveprune.graph import example_of, total
-from driveprune.kinds import Amount, Count
+from driveprune.kinds import Amount, Count, PathName, Window
 from driveprune.mask import Loss, Scores, parameters, unwrap
-from driveprune.plan import Plan, Prune, Train, early
-from driveprune.schedule import exponential
+from driveprune.plan import Plan, Prune, Train, check_spread, spread
+from driveprune.schedule import named
 
 
 def score(
@@ -91,12 +91,24 @@ def _ones(leaf: Any, like: Tensor, dtype: torch.dtype) -> Any:
     )
 
 
-def plan(sparsity: float, steps: int, steps_per_epoch: int, *, early_epochs: Amount = 0.0, cuts: Count = 100) -> Plan:
-    """Cut along an exponential path, then train.
+def plan(
+    sparsity: float,
+    steps: int,
+    steps_per_epoch: int,
+    *,
+    early_epochs: Amount = 0.0,
+    cuts: Count = 100,
+    window: Window = 0.0,
+    path: PathName = "exponential",
+) -> Plan:
+    """Cut along a path, then train.
 
     Knobs:
         early_epochs: epochs of dense training before the first cut.
         cuts: number of cuts.
+        window: epochs from the first cut to the last, with training between them (0: all at one moment).
+        path: "exponential" removes the same share at each cut; "cubic" much at first and little at the end.
     """
-    cut = Prune(score, exponential(sparsity, cuts), fresh=False)
-    return [*early(early_epochs, steps_per_epoch), cut, Train(steps)]
+    check_spread(cuts, window, path)
+    cut = Prune(score, named(path, sparsity, cuts), fresh=False)
+    return [*spread(cut, early_epochs, window, steps_per_epoch, batches_per_cut=0), Train(steps)]

@@ -12,6 +12,7 @@ def digits() -> Recipe:
         padding=0, flip=False,
         knobs={
             "drive": {"early_epochs": 1.0, "cuts": 100},
+            "driveflow": {"early_epochs": 1.0, "cuts": 100},
             "imp": {"cycles": 10, "cycle_epochs": 2.0, "rewind_epochs": 0.0},
             "synflow": {"cuts": 100},
         },

@@ -14,6 +14,7 @@ def _knobs(early_epochs: float) -> Knobs:
     """IMP: 50 cycles of 20 epochs from the initial weights. DRIVE: some epochs, then 100 cuts. SynFlow: 100."""
     return {
         "drive": {"early_epochs": early_epochs, "cuts": 100},
+        "driveflow": {"early_epochs": early_epochs, "cuts": 100},
         "imp": {"cycles": 50, "cycle_epochs": 20.0, "rewind_epochs": 0.0},
         "synflow": {"cuts": 100},
     }

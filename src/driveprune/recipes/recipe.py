@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from driveprune.kinds import Count, Positive, checked
+from driveprune.plan import counts_epochs
 
 Knobs = Mapping[str, Mapping[str, Any]]
 
@@ -135,7 +136,7 @@ def scaled(
             checked(name, value, Positive if name == "width" else Count)
     factor = epochs / recipe.epochs
     knobs = {
-        method: {name: value * factor if name.endswith("epochs") else value for name, value in of.items()}
+        method: {name: value * factor if counts_epochs(name) else value for name, value in of.items()}
         for method, of in recipe.knobs.items()
     }
     return replace(

@@ -29,7 +29,20 @@ WORKS = ("loading", "early training", "scoring", "selection", "training", "evalu
 _LATE = {DENSE, "imp", "gmp", "magnitude"}
 """Methods that train (almost) to the end before they have their sparse network; the others prune early."""
 
-_ORDER = (DENSE, "imp", "gmp", "magnitude", "random", "erk", "snip", "grasp", "force", "synflow", "drive")
+_ORDER = (
+    DENSE,
+    "imp",
+    "gmp",
+    "magnitude",
+    "random",
+    "erk",
+    "snip",
+    "grasp",
+    "force",
+    "synflow",
+    "driveflow",
+    "drive",
+)
 
 
 @dataclass(frozen=True)

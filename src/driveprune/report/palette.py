@@ -10,14 +10,14 @@ from driveprune.runs.spec import DENSE
 _COLOURS = {
     DENSE: "#555555", "imp": "#0072B2", "snip": "#009E73", "synflow": "#CC79A7", "drive": "#D55E00",
     "grasp": "#56B4E9", "force": "#E69F00", "magnitude": "#8C6BB1", "gmp": "#35618F", "erk": "#8C564B",
-    "random": "#7F7F7F",
+    "random": "#7F7F7F", "driveflow": "#AA3377",
 }  # fmt: skip
 _OTHERS = ("#117733", "#882255", "#332288", "#AA4499", "#999933")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """As matplotlib names them."""
 _MARK_OF = {
     "drive": "o", "imp": "s", "snip": "^", "synflow": "D", "grasp": "v", "force": "P", "magnitude": "X", "gmp": "*",
-    "erk": "s", "random": "v",
+    "erk": "s", "random": "v", "driveflow": "P",
 }  # fmt: skip
 
 WORKS = {
