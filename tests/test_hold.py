@@ -630,18 +630,18 @@ def test_a_second_optimiser_and_one_that_comes_later_are_taken_in():
 
 
 def test_after_a_release_or_the_end_of_the_network_nothing_global_is_left():
-    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+    from driveprune.hold import _holds as holds
 
     gc.collect()  # networks of other tests
-    before = len(hooks)
+    before = len(holds)
     net = mlp()
     held = dp.hold(net, None, random_mask(net))
-    assert len(hooks) == before + 1
+    assert len(holds) == before + 1
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     backward(net)
     optimizer.step()
     held.release()
-    assert len(hooks) == before
+    assert len(holds) == before
     moved = snapshot(net)
     backward(net)
     optimizer.step()
@@ -649,10 +649,26 @@ def test_after_a_release_or_the_end_of_the_network_nothing_global_is_left():
     assert not same(moved, snapshot(net))
     del held
     dp.hold(net, None, random_mask(net))
-    assert len(hooks) == before + 1
+    assert len(holds) == before + 1
     del net, optimizer
     gc.collect()
-    assert len(hooks) == before
+    assert len(holds) == before
+
+
+def test_a_hold_that_goes_in_the_middle_of_a_step_disturbs_no_optimiser():
+    """Garbage is collected at any moment, also while torch goes through the hooks of all optimisers."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    net, other = mlp(), mlp(seed=1)
+    dp.hold(other, None, random_mask(other)).cycle = other  # goes with the collector alone
+    del other
+    handle = register_optimizer_step_pre_hook(lambda *_: gc.collect() and None)
+    try:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        backward(net)
+        optimizer.step()
+    finally:
+        handle.remove()
 
 
 def test_an_optimiser_of_another_network_is_left_alone():

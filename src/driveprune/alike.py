@@ -139,7 +139,7 @@ def _apart(found: _Pass, wanted: _Pass, tolerance: float, kept: Mapping[str, Ten
         a.shape == b.shape and _near(a, b, tolerance) for a, b in zip(found.outputs, wanted.outputs, strict=True)
     ):
         return "what is left of it computes something else"
-    if not all(torch.equal(ours, theirs) for ours, theirs in zip(found.inputs, wanted.inputs, strict=True)):
+    if not all(_equal(ours, theirs) for ours, theirs in zip(found.inputs, wanted.inputs, strict=True)):
         return "it writes into its input, and the result does not"
     there = [each for each in wanted.gradients.values() if each is not None and each.numel()]
     largest = max((float(each.abs().max()) for each in there), default=0.0)
@@ -153,6 +153,11 @@ def _apart(found: _Pass, wanted: _Pass, tolerance: float, kept: Mapping[str, Ten
         if not same:
             return f"what is left of it has another gradient for {name}"
     return None
+
+
+def _equal(ours: Tensor, theirs: Tensor) -> bool:
+    """In all bits, and in NaN."""
+    return ours.shape == theirs.shape and bool(torch.isclose(ours, theirs, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _kept(gradient: Tensor | None, kept: Mapping[str, Tensor] | None, name: str) -> Tensor | None:

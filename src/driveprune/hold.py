@@ -79,8 +79,7 @@ class Held:
                 hook = _AfterLoad(self, held)
                 self._handles.append(module.register_load_state_dict_post_hook(hook))  # type: ignore[no-untyped-call]
         self._adopted: list[weakref.ref[Optimizer]] = []
-        self._handles.append(watching := register_optimizer_step_pre_hook(_EveryStep(self)))
-        weakref.finalize(self, watching.remove)  # a network that is gone leaves no hook behind
+        _holds.add(self)
         self.clean()
 
     @property
@@ -110,6 +109,7 @@ class Held:
         for handle in (*self._handles, *(keeper.handle for keeper in self._keepers.values())):
             handle.remove()
         self._handles.clear()
+        _holds.discard(self)
         self._released = True
 
     def clean(self) -> None:
@@ -352,16 +352,17 @@ class _MaskGradient:
         self._keeper.clean_gradient()
 
 
-class _EveryStep:
-    """Tells a hold of the steps of all optimisers, and does not keep it alive."""
+_holds: weakref.WeakSet[Held] = weakref.WeakSet()
+"""All holds; none is kept alive. A hook for each might be removed in the middle of some optimiser's step."""
 
-    def __init__(self, held: Held) -> None:
-        self._held = weakref.ref(held)
 
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        held = self._held()
-        if held is not None:
-            held._adopt(optimizer)
+def _tell_holds(optimizer: Optimizer, *_: Any) -> None:
+    """Before a step of any optimiser: holds take it in if it trains what they hold."""
+    for held in list(_holds):
+        held._adopt(optimizer)
+
+
+register_optimizer_step_pre_hook(_tell_holds)
 
 
 class _AfterLoad:

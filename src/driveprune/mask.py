@@ -306,7 +306,8 @@ def check_model(model: Any, call: str = "") -> None:
         raise OptionError(
             f"{empty} has no values (it is on the meta device): build the model for real, or load it first"
         )
-    if frozen := next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None):
+    shaped = [(n, p) for n, p in model.named_parameters() if not isinstance(p, nn.parameter.UninitializedParameter)]
+    if frozen := next((name for name, parameter in shaped if parameter.is_inference()), None):
         raise OptionError(
             f"{frozen} was made in torch.inference_mode(), and such weights never have gradients: build or load "
             "the model outside of it"
