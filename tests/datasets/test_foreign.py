@@ -74,6 +74,21 @@ def test_a_picture_that_unpacks_to_gigabytes_is_refused(tmp_path, side):
         datasets.load(str(tmp_path))
 
 
+@pytest.mark.parametrize("decoded", [_pictures._size, lambda path: _pictures.decode(path, 16, resize=True)])
+def test_a_picture_that_claims_more_pixels_than_its_bytes_can_hold_is_refused(tmp_path, decoded):
+    """Fewer than Pillow thinks too many: a TIFF whose pixels were not there was taken as black, in 250 MB."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(file, "TIFF")
+    content = bytearray(file.getvalue())
+    height = content.index(struct.pack("<HHII", 257, 4, 1, 16))  # the tag, its kind and its count
+    content[height : height + 12] = struct.pack("<HHII", 257, 4, 1, 1 << 22)
+    (tmp_path / "x.tif").write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot decode .*x\.tif: a file of .* cannot hold the 67,108,864 pixels"):
+        decoded(tmp_path / "x.tif")
+    Image.fromarray(np.zeros((4096, 4096), np.uint8)).save(tmp_path / "black.png")
+    assert _pictures._size(tmp_path / "black.png") == (4096, 4096)
+
+
 def test_only_pictures_are_decoded_whatever_their_names(tmp_path):
     """Pillow gives EPS to Ghostscript, and knows forty kinds more."""
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,17 +59,25 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     """An image file, of which not a pixel is decoded yet; an error that names it, whatever is wrong with it.
 
     It is one of the known kinds whatever its name (Pillow would give others to programs that run what is in them),
-    and has so many pixels at most as Pillow thinks safe: a file of some kilobytes may unpack to gigabytes.
+    and has so many pixels at most as Pillow thinks safe: a file of some kilobytes may unpack to gigabytes. Where
+    they are many, the file has a byte for each 1024 of them, as those of photographs have by far.
     """
     with open_regular(path) as file, warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(file, formats=_KINDS) as image:
+                _check_pixels(image.width * image.height, os.fstat(file.fileno()).st_size)
                 yield image
         except Exception as error:  # decoders of damaged files raise nearly everything
             raise ValueError(f"cannot decode {path}: {error}") from None
 
 
+def _check_pixels(count: int, size: int) -> None:
+    if count > max(_FEW_PIXELS, _PIXELS_OF_A_BYTE * size):
+        raise ValueError(f"a file of {size:,} bytes cannot hold the {count:,} pixels that it claims")
+
+
+_FEW_PIXELS, _PIXELS_OF_A_BYTE = 1 << 24, 1024
 _KINDS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
