@@ -280,3 +280,16 @@ def test_the_text_of_a_state_is_json_whatever_its_numbers(tmp_path):
         write_tensors(tmp_path / "s", {}, {"state": odd})
         with pytest.raises(ValueError, match="s is damaged"):
             read_state(tmp_path / "s")
+
+
+def test_no_memory_to_write_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    def nothing_left(*_, **__):
+        raise MemoryError("Unable to allocate 3.00 TiB")
+
+    files.write_tensors(tmp_path / "x", {"a": torch.ones(3)}, {})
+    before = (tmp_path / "x").read_bytes()
+    monkeypatch.setattr(files.np, "empty", nothing_left)
+    with pytest.raises(MemoryError, match="there is no memory to write .*x: Unable to allocate 3.00 TiB"):
+        files.write_tensors(tmp_path / "x", {"a": torch.zeros(3)}, {})
+    assert (tmp_path / "x").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1

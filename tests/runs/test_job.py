@@ -69,3 +69,12 @@ def test_a_python_without_memory_says_so(tmp_path, monkeypatch):
     with pytest.raises(MemoryError, match="there is no memory left"):
         job.carry_out(tmp_path, spec, datasets.load("digits"))
     assert read_run(tmp_path / spec.id).error.endswith("MemoryError: there is no memory left")
+
+
+def test_a_onednn_without_memory_says_so(tmp_path, monkeypatch):
+    words = RuntimeError("could not create a primitive")
+    monkeypatch.setattr(job, "_train", lambda *_: (_ for _ in ()).throw(words))
+    spec = small_spec("snip")
+    with pytest.raises(RuntimeError, match="there may be no memory left"):
+        job.carry_out(tmp_path, spec, datasets.load("digits"))
+    assert read_run(tmp_path / spec.id).error.endswith("there may be no memory left")

@@ -147,6 +147,8 @@ def _carried_out(
     except Exception as error:
         if isinstance(error, MemoryError) and not error.args:  # as Python raises it
             error.args = ("there is no memory left",)
+        if str(error) == "could not create a primitive":  # as oneDNN says it
+            error.args = ("could not create a primitive: there may be no memory left",)
         if not (folder / "error.txt").exists():  # the rank that failed first tells why
             write_error(folder, traceback.format_exc())
         raise
