@@ -166,6 +166,10 @@ class _Lowering:
 
     def __init__(self, plain: nn.Module, program: fx.GraphModule, named: Mapping[str, Any]) -> None:
         self.plain, self.program, self.named = plain, program, named
+        parameters = inspect.signature(plain.forward).parameters.values()
+        self.defaults = {
+            each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty
+        }
         self.new = fx.Graph()
         self.env: dict[fx.Node, Any] = {}
 
@@ -177,7 +181,7 @@ class _Lowering:
         for name, value in self.named.items():
             node = next((each for each in given if str(each.target) == name), None)
             is_tensor = isinstance(value, Tensor)
-            default = () if is_tensor and not optional else (None if is_tensor else value,)
+            default = () if is_tensor and not optional else (self.defaults.get(name),)
             optional = bool(default)  # after an input that may be left out, all may be
             placed = self.new.placeholder(name, None, *default)
             if node is not None:
