@@ -221,6 +221,8 @@ def test_a_cluster_of_ones_own_is_waited_for_on_a_loaded_machine(tmp_path, monke
     ray, seen = pytest.importorskip("ray"), []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda *_, **__: seen.append(dict(os.environ)))
+    for name in on_ray.PATIENT:  # the cluster of other tests has set them
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "7")
     order = {"data_dir": None, "share": False, "every": 60.0, "engine": "dense"}
     crew = on_ray.cluster()(tmp_path, [small_spec("snip")], order)

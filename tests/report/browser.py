@@ -165,9 +165,9 @@ def _install() -> None:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser; as root it needs to be told that there is no sandbox."""
-    path = chromium()
+    """A browser without a GPU; as root it needs to be told that there is no sandbox."""
+    path, words = chromium(), ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        started = playwright.chromium.launch(executable_path=path, args=words)
         yield started
         started.close()
