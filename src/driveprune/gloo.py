@@ -33,12 +33,15 @@ _TASKS = Path("/proc/self/task")
 def settle(seconds: float = 10.0) -> None:
     """Wait until the threads of gloo are done with all that was asked of them, at most for so long.
 
-    Without any it returns at once. Only Linux tells what threads do; elsewhere it does nothing.
+    Without any, and without a group, it returns at once: a thread that was just made for a group has no name yet. Only
+    Linux tells what threads do; elsewhere it does nothing.
     """
+    if not _TASKS.exists():
+        return
     end, before, quiet = time.monotonic() + seconds, dict[str, str](), 0
     while quiet < QUIET and time.monotonic() < end:
         now = _switches()
-        if not now:
+        if not now and not (dist.is_available() and dist.is_initialized()):
             return
         quiet = quiet + 1 if now == before and all(now.values()) else 0
         before = now
