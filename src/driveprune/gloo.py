@@ -33,8 +33,8 @@ _TASKS = Path("/proc/self/task")
 def settle(seconds: float = 10.0) -> None:
     """Wait until the threads of gloo are done with all that was asked of them, at most for so long.
 
-    Without any, and without a group, it returns at once: a thread that was just made for a group has no name yet. Only
-    Linux tells what threads do; elsewhere it does nothing.
+    Without any, and without a group, it returns at once: a thread that was just made for a group has no name yet.
+    Only Linux tells what threads do; elsewhere it does nothing.
     """
     if not _TASKS.exists():
         return
